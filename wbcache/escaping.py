@@ -54,9 +54,7 @@ def json_name(key: str, name: bytes | str) -> dict[str, str]:
         text.encode("utf-8")
     except UnicodeEncodeError:
         readable = "".join(_printable_character(c) if _is_surrogate(c) else c for c in text)
-        raw = text.encode(
-            "utf-8", "surrogateescape" if _is_escaped_bytes(text) else "surrogatepass"
-        )
+        raw = name if isinstance(name, bytes) else to_bytes(text)
         return {key: readable, f"{key}_bytes_hex": raw.hex()}
     return {key: text}
 

@@ -1,0 +1,1 @@
+"""The command line and what is beneath it: configuration, control, mount table, checks."""

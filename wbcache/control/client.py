@@ -1,0 +1,108 @@
+"""The commands' end of the control socket: plain blocking calls, no event loop."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+from wbcache.control import protocol
+from wbcache.errors import ConnectionLostError, NoSuchMountError
+from wbcache.escaping import to_text
+
+ANSWER_DEADLINE = 30.0
+"""Seconds of silence after which a daemon counts as not answering."""
+
+Progress = Callable[[int, int, int], None]
+"""Called with files left, bytes left and bytes done."""
+Row = dict[str, Any]
+
+
+class ControlClient:
+    """One daemon, found by its cache directory. Every call is a connection of its own.
+
+    All calls raise NoSuchMountError when no daemon listens or it falls silent, ConnectionLostError
+    when it ends in the middle of a command, and ReportedError with what it reports.
+    """
+
+    def __init__(self, cache_dir: str, *, answer_deadline: float = ANSWER_DEADLINE) -> None:
+        self._cache_dir = cache_dir
+        self._deadline = answer_deadline
+
+    def status(self) -> dict[str, Any]:
+        """The state of the mount."""
+        status = self._call({"cmd": "status"})["status"]
+        assert isinstance(status, dict)
+        return status
+
+    def pending(self) -> list[Row]:
+        """Everything that is not on the share yet."""
+        return list(self._call({"cmd": "pending"})["pending"])
+
+    def flush(
+        self, paths: Sequence[bytes], timeout: float | None, progress: Progress | None = None
+    ) -> list[Row]:
+        """Flush these paths (relative to the mount, b"" is all of it); returns what remains."""
+        names = [to_text(path) for path in paths]
+        request = {"cmd": "flush", "paths": names, "timeout": timeout}
+        return list(self._call(request, progress)["remaining"])
+
+    def umount(
+        self, timeout: float | None, drain: bool, progress: Progress | None = None
+    ) -> list[Row]:
+        """Unmount and drain; returns what remains. An interrupted call leaves the drain going."""
+        request = {"cmd": "umount", "timeout": timeout, "drain": drain}
+        return list(self._call(request, progress)["remaining"])
+
+    def _call(self, request: Row, progress: Progress | None = None) -> Row:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(self._deadline)
+            try:
+                with protocol.socket_address(self._cache_dir) as address:
+                    sock.connect(address)
+            except OSError as error:
+                raise self._unreachable(error) from None
+            try:
+                sock.sendall(protocol.encode(request))
+                with sock.makefile("rb") as replies:
+                    return self._final_reply(replies, progress)
+            except TimeoutError:
+                raise NoSuchMountError(
+                    f"the daemon with cache directory {self._cache_dir}",
+                    f"did not answer for {self._deadline:g} s",
+                    "look into daemon.log there",
+                ) from None
+            except ConnectionError:
+                raise self._lost() from None
+
+    def _final_reply(self, replies: BinaryIO, progress: Progress | None) -> Row:
+        while True:
+            line = replies.readline()
+            if not line.endswith(b"\n"):
+                raise self._lost()
+            try:
+                reply = protocol.decode(line)
+            except ValueError:
+                raise self._lost() from None
+            moved = reply.get("progress")
+            if moved is None:
+                protocol.check_reply(reply)
+                return reply
+            if progress is not None:
+                progress(moved["files_left"], moved["bytes_left"], moved["bytes_done"])
+
+    def _unreachable(self, error: OSError) -> NoSuchMountError:
+        if isinstance(error, PermissionError):
+            why = "belongs to another user"
+            hint = "run the command as that user or as root"
+        else:
+            why = "is not running"
+            hint = "mount again with this cache directory to carry on"
+        return NoSuchMountError(f"the daemon with cache directory {self._cache_dir}", why, hint)
+
+    def _lost(self) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"the daemon with cache directory {self._cache_dir}",
+            "ended before it had answered",
+            "see daemon.log there, and mount again with this cache directory to carry on",
+        )

@@ -1,0 +1,194 @@
+"""Which mounts this host has: one small file per mount, so that commands find their daemons.
+
+The files are hints. Whether a daemon lives is decided by talking to it; a file that outlived its
+daemon still tells which cache directory holds what that daemon could not flush, and stays until the
+next mount there, or until the cache directory is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from wbcache.errors import WbcacheError
+
+MAX_ENTRY_SIZE = 64 << 10
+
+
+@dataclass(frozen=True)
+class MountRecord:
+    """One mount as its daemon registered it. The paths are absolute and canonical."""
+
+    mountpoint: str
+    source: str
+    cache_dir: str
+    pid: int
+
+
+def register(record: MountRecord) -> None:
+    """Make the mount findable. It replaces records of the same mount point or cache directory.
+
+    Raises WbcacheError when the registry directory cannot be trusted, OSError when it cannot be
+    written.
+    """
+    directory = _own_directory()
+    descriptor = _open_own_directory(directory)
+    try:
+        for name, other in _records_in(descriptor, directory):
+            if record.cache_dir == other.cache_dir and record.mountpoint != other.mountpoint:
+                _remove(descriptor, name)
+        content = json.dumps(record.__dict__).encode()
+        temporary = f".{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = os.open(temporary, flags, 0o600, dir_fd=descriptor)
+        try:
+            # Another user may see that the mount is there, and be told whose it is.
+            os.fchmod(file, 0o644)
+            os.write(file, content)
+        finally:
+            os.close(file)
+        name = _entry_name(record.mountpoint)
+        os.rename(temporary, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unregister(record: MountRecord) -> None:
+    """Forget the mount, unless another daemon has registered its mount point since."""
+    directory = _own_directory()
+    with contextlib.suppress(OSError, WbcacheError):
+        descriptor = _open_own_directory(directory)
+        try:
+            for name, other in _records_in(descriptor, directory):
+                if other == record:
+                    _remove(descriptor, name)
+        finally:
+            os.close(descriptor)
+
+
+def records() -> list[MountRecord]:
+    """Every registered mount that this user may ask about, by mount point.
+
+    Root sees everybody's. Records whose cache directory no longer exists are left out.
+    """
+    found: dict[str, MountRecord] = {}
+    for directory in _searched_directories():
+        try:
+            descriptor = os.open(
+                directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+        except OSError:
+            continue
+        try:
+            for _name, record in _records_in(descriptor, directory):
+                found.setdefault(record.mountpoint, record)
+        finally:
+            os.close(descriptor)
+    return [found[mountpoint] for mountpoint in sorted(found)]
+
+
+def find(path: str, among: Iterable[MountRecord] | None = None) -> MountRecord | None:
+    """The mount whose mount point is `path` or the nearest directory above it.
+
+    `path` is absolute and canonical (see `mounts.canonical`); nothing is looked up on disk.
+    """
+    known = {record.mountpoint: record for record in (records() if among is None else among)}
+    while True:
+        if path in known:
+            return known[path]
+        parent = os.path.dirname(path)
+        if parent == path:
+            return None
+        path = parent
+
+
+def _entry_name(mountpoint: str) -> str:
+    return hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json"
+
+
+def _own_directory() -> str:
+    if os.geteuid() == 0:
+        return "/run/wbcache"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK):
+        return os.path.join(runtime, "wbcache")
+    return f"/tmp/wbcache-{os.geteuid()}"
+
+
+def _open_own_directory(directory: str) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o755 if os.geteuid() == 0 else 0o700)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    info = os.fstat(descriptor)
+    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        os.close(descriptor)
+        raise WbcacheError(
+            f"registry directory {directory}",
+            "belongs to, or can be written by, another user",
+            "remove it",
+        )
+    return descriptor
+
+
+def _searched_directories() -> Iterator[str]:
+    """The own directory first, then those an earlier login of this user, or root, may have used."""
+    uid = os.geteuid()
+    own = _own_directory()
+    yield own
+    owners = "*" if uid == 0 else str(uid)
+    others = ["/run/wbcache"]
+    for pattern in (f"/run/user/{owners}/wbcache", f"/tmp/wbcache-{owners}"):
+        others += sorted(glob.glob(pattern))
+    yield from (directory for directory in others if directory != own)
+
+
+def _records_in(descriptor: int, directory: str) -> Iterator[tuple[str, MountRecord]]:
+    """The records in an open directory, each written by the directory's owner."""
+    owner = os.fstat(descriptor).st_uid
+    expected = directory.rpartition("-")[2] if directory.startswith("/tmp/") else None
+    if expected is not None and str(owner) != expected:
+        return
+    for name in sorted(os.listdir(descriptor)):
+        if not name.endswith(".json") or name.startswith("."):
+            continue
+        record = _read(descriptor, name, owner)
+        if record is not None:
+            yield name, record
+
+
+def _read(descriptor: int, name: str, owner: int) -> MountRecord | None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(name, flags, dir_fd=descriptor)
+    except OSError:
+        return None
+    try:
+        info = os.fstat(file)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != owner:
+            return None
+        content = json.loads(os.read(file, MAX_ENTRY_SIZE))
+        record = MountRecord(
+            mountpoint=str(content["mountpoint"]),
+            source=str(content["source"]),
+            cache_dir=str(content["cache_dir"]),
+            pid=int(content["pid"]),
+        )
+        if not os.path.isdir(record.cache_dir) and os.access(os.path.dirname(record.cache_dir), 1):
+            return None
+        return record
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        os.close(file)
+
+
+def _remove(descriptor: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=descriptor)
