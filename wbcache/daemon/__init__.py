@@ -1,0 +1,1 @@
+"""One mount's life: check, lock, bind, recover, mount, serve, drain, unmount."""
