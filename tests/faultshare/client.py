@@ -1,0 +1,495 @@
+"""Start, steer and question a fault share, from synchronous test code.
+
+`FaultShare` starts one and is a context manager; `ShareClient` steers one that already runs. All
+methods are thread-safe, and none of them depends on the share answering file system calls.
+
+Calls are named as in `tests.faultshare.faults.OPS`, or by group: ``mutations``, ``setattr``
+(truncate, chmod, chown, utimens), ``xattr``, ``names`` (lookup, getattr, opendir, readdir). *match*
+is a glob over paths relative to the root of the share, see `tests.faultshare.faults.path_matches`.
+"""
+
+from __future__ import annotations
+
+import errno as errno_
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from tests.faultshare.faults import path_matches
+from tests.faultshare.oplog import Counts, Op
+
+__all__ = ["Counts", "FaultShare", "HungCall", "Op", "ShareClient", "ShareError"]
+
+T = TypeVar("T")
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ShareError(Exception):
+    """The share could not be started, or refused a command."""
+
+
+class HungCall(NamedTuple):
+    """A call that the share keeps.
+
+    late: it has taken effect, only its answer is missing.
+    rule: the number that `ShareClient.hang` returned.
+    """
+
+    op: str
+    path: str
+    since: float
+    late: bool
+    rule: int
+
+
+class ShareClient:
+    """Steers a running share through its control socket."""
+
+    def __init__(self, control: str | os.PathLike[str]) -> None:
+        self._control = os.fspath(control)
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._pending = b""
+
+    def _ask(self, cmd: str, **arguments: Any) -> Any:
+        with self._lock:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.settimeout(60)
+                self._socket.connect(self._control)
+            try:
+                self._socket.sendall(json.dumps({"cmd": cmd, **arguments}).encode() + b"\n")
+                while b"\n" not in self._pending:
+                    chunk = self._socket.recv(1 << 20)
+                    if not chunk:
+                        raise ShareError("the share has ended")
+                    self._pending += chunk
+            except OSError as error:
+                self._hang_up()
+                raise ShareError(f"no answer from the share: {error}") from error
+            line, _, self._pending = self._pending.partition(b"\n")
+        answer = json.loads(line)
+        if not answer["ok"]:
+            raise ShareError(answer["error"])
+        return answer["result"]
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._pending = b""
+
+    # Speed and limits
+
+    def set(
+        self,
+        *,
+        latency_ms: float | None = None,
+        jitter_ms: float | None = None,
+        latency_by_op: dict[str, float] | None = None,
+        iops: float | None = None,
+        bandwidth_mb: float | None = None,
+        name_max: int | None = None,
+        mtime_resolution: float | None = None,
+        read_only: bool | None = None,
+    ) -> None:
+        """Change some settings; the others stay.
+
+        latency_ms: round trip of every call; half of it passes before the effect.
+        jitter_ms: evenly distributed extra of at most this much.
+        latency_by_op: calls with a round trip of their own, in ms; replaces the former table.
+        iops: calls a second, 0 for any number.
+        bandwidth_mb: 10^6 bytes a second, read and written together, 0 for any number.
+        name_max: longer names are ENAMETOOLONG.
+        mtime_resolution: seconds that time stamps are rounded down to.
+        read_only: changes are EROFS.
+        """
+        settings = {name: value for name, value in locals().items() if name != "self"}
+        self._ask("set", **{k: v for k, v in settings.items() if v is not None})
+
+    def quota(
+        self,
+        bytes: int | None = None,
+        inodes: int | None = None,
+        *,
+        errno: int = errno_.EDQUOT,
+    ) -> None:
+        """Limit what the share may hold; None is no limit. What is there now counts.
+
+        Bytes are file sizes and link targets, hard links counted once; statfs answers accordingly.
+        Changes made to the backing directory itself count from the next call of this method.
+        """
+        self._ask("quota", bytes=bytes, inodes=inodes, error=errno)
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes and inodes that count against the quota; zeros without one."""
+        used = self._ask("usage")
+        return used[0], used[1]
+
+    def lack(self, *capabilities: str, errno: int | None = None) -> None:
+        """Take capabilities away until `clear`.
+
+        symlink, link, mknod, chmod, chown, utimens (EPERM), xattr (EOPNOTSUPP), rename_flags
+        (EINVAL), open_unlink (EBUSY: no removing or replacing of open files). *errno* is answered
+        instead, if given. Beware of ENOSYS: the kernel remembers it until the share is unmounted.
+        """
+        self._ask("lack", capabilities=list(capabilities), error=errno)
+
+    def freeze_statfs(self, frozen: bool = True) -> None:
+        """Let statfs repeat the figures of this moment, or stop it."""
+        self._ask("freeze_statfs", frozen=frozen)
+
+    # Faults
+
+    def hang(
+        self,
+        ops: Iterable[str] | None = None,
+        match: str | None = None,
+        *,
+        times: int | None = None,
+        after: bool = False,
+    ) -> int:
+        """Keep matching calls, all of them or the next *times*; returns the rule's number.
+
+        From the moment this returns no matching call takes effect. With *after*, calls take effect
+        and only their answers are kept. See `release`, `hung`, `wait_hung`.
+        """
+        names = None if ops is None else list(ops)
+        return int(self._ask("hang", ops=names, match=match, times=times, after=after))
+
+    def release(
+        self, rule: int | None = None, *, late: bool = True, errno: int = errno_.EIO
+    ) -> int:
+        """End one hang or all; returns how many calls were waiting.
+
+        late: those calls are carried out now and answered. Otherwise they are answered *errno*,
+        and those that were kept before their effect never have one.
+        """
+        return int(self._ask("release", rule=rule, error=0 if late else errno))
+
+    def hung(self) -> list[HungCall]:
+        """The calls that are being kept, oldest first."""
+        return [HungCall(*row) for row in self._ask("hung")]
+
+    def wait_hung(
+        self,
+        op: str | None = None,
+        match: str | None = None,
+        *,
+        count: int = 1,
+        timeout: float = 10.0,
+    ) -> list[HungCall]:
+        """Wait until *count* such calls are being kept. Raises ShareError after *timeout* s."""
+
+        def enough() -> list[HungCall] | None:
+            calls = [c for c in self.hung() if _is(c.op, (c.path,), op, match)]
+            return calls if len(calls) >= count else None
+
+        return _wait(enough, timeout, f"{count} hung {op or 'call'}(s)")
+
+    def fail(
+        self,
+        ops: Iterable[str] | None = None,
+        errno: int = errno_.EIO,
+        *,
+        times: int | None = None,
+        probability: float = 1.0,
+        match: str | None = None,
+        after: bool = False,
+        seed: int = 0,
+    ) -> int:
+        """Fail matching calls with *errno*; returns the rule's number, for `clear`.
+
+        times: only the next so many. probability: each with this chance, drawn from *seed*.
+        after: a call takes effect all the same, only its answer is lost.
+        """
+        return int(
+            self._ask(
+                "fail",
+                ops=None if ops is None else list(ops),
+                error=errno,
+                match=match,
+                times=times,
+                probability=probability,
+                after=after,
+                seed=seed,
+            )
+        )
+
+    def lose(self, match: str | None = None, *, times: int | None = None) -> int:
+        """Report success for writes that never happen; returns the rule's number."""
+        return int(self._ask("lose", match=match, times=times))
+
+    def disconnect(self, errno: int = errno_.ENOTCONN) -> None:
+        """Answer every call with *errno*, at once. Calls that hang go on hanging."""
+        self._ask("disconnect", error=errno)
+
+    def reconnect(self, *, stale_handles: bool = False) -> int:
+        """End a disconnect. With *stale_handles*, files open by now answer ESTALE.
+
+        Returns how many handles that were.
+        """
+        return int(self._ask("reconnect", stale_handles=stale_handles))
+
+    def clear(self, rule: int | None = None) -> None:
+        """Remove one rule; or all faults, limits and delays, letting hung calls proceed."""
+        self._ask("clear", rule=rule)
+
+    # What happened
+
+    def log(self, since: int = 0) -> list[Op]:
+        """The operations after number *since*, in the order of their effects."""
+        return self._log(since)[0]
+
+    def _log(self, since: int) -> tuple[list[Op], str | None, str | None]:
+        ops: list[Op] = []
+        while True:
+            page = self._ask("log", since=since)
+            ops += map(Op.from_row, page["rows"])
+            if not page["more"]:
+                return ops, page["base"], page["data"]
+            since = ops[-1].n
+
+    def mark(self) -> int:
+        """The number of the newest operation, to be given to `log` later."""
+        return int(self._ask("mark"))
+
+    def clear_log(self) -> int:
+        """Forget all operations; numbers go on. Returns the number of the last one forgotten."""
+        return int(self._ask("clear_log"))
+
+    def wait_for(
+        self,
+        op: str | None = None,
+        match: str | None = None,
+        *,
+        since: int = 0,
+        errno: int | None = 0,
+        timeout: float = 10.0,
+    ) -> Op:
+        """Wait until such an operation is in the log and answered *errno* (None: anything).
+
+        Raises ShareError after *timeout* seconds.
+        """
+
+        def found() -> Op | None:
+            for o in self.log(since):
+                paths = (o.path,) if o.path2 is None else (o.path, o.path2)
+                if errno in (None, o.errno) and _is(o.op, paths, op, match):
+                    return o
+            return None
+
+        return _wait(found, timeout, f"{op or 'any call'} on {match or 'anything'}")
+
+    def counts(self) -> Counts:
+        """Calls by name and bytes by direction since the log began."""
+        return Counts(**self._ask("counts"))
+
+    def written(self, since: int = 0) -> Counter[str]:
+        """Bytes written by path (as it was at the time of each write)."""
+        total: Counter[str] = Counter()
+        for op in self.log(since):
+            if op.op == "write" and op.effect:
+                total[op.path] += op.size
+        return total
+
+
+class FaultShare(ShareClient):
+    """Starts a fault share over *backing* and ends it, whatever happens in between.
+
+    mountpoint: an existing directory; by default a temporary one, removed at the end.
+    log_data: keep what `states` and `replay` need.
+    other arguments: see `ShareClient.set` and ``python -m tests.faultshare --help``.
+
+    As a context manager the share is mounted from entry to exit. On exit hung calls fail with EIO,
+    the mount is taken away even if it is busy, and the process ends. If the test program itself is
+    killed, the share notices and does the same.
+    """
+
+    def __init__(
+        self,
+        backing: str | os.PathLike[str],
+        mountpoint: str | os.PathLike[str] | None = None,
+        *,
+        latency_ms: float = 0,
+        jitter_ms: float = 0,
+        iops: float = 0,
+        bandwidth_mb: float = 0,
+        name_max: int = 255,
+        mtime_resolution: float = 0,
+        read_only: bool = False,
+        lack: Iterable[str] = (),
+        no_xattr: bool = False,
+        attr_timeout: float = 0,
+        entry_timeout: float = 0,
+        keep_cache: bool = False,
+        direct_io: bool = False,
+        readahead_kb: int | None = None,
+        fsname: str = "faultshare",
+        log_data: bool = False,
+        log_limit: int = 1_000_000,
+    ) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="faultshare-"))
+        super().__init__(self._directory / "control.sock")
+        self.backing = Path(backing).absolute()
+        self.mountpoint = self._directory / "mnt" if mountpoint is None else Path(mountpoint)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        self._arguments = [
+            f"--latency-ms={latency_ms}",
+            f"--jitter-ms={jitter_ms}",
+            f"--iops={iops}",
+            f"--bandwidth-mb={bandwidth_mb}",
+            f"--name-max={name_max}",
+            f"--mtime-resolution={mtime_resolution}",
+            f"--attr-timeout={attr_timeout}",
+            f"--entry-timeout={entry_timeout}",
+            f"--fsname={fsname}",
+            f"--log-limit={log_limit}",
+            *(f"--lack={capability}" for capability in lack),
+        ]
+        for flag, wanted in (
+            ("--read-only", read_only),
+            ("--no-xattr", no_xattr),
+            ("--keep-cache", keep_cache),
+            ("--direct-io", direct_io),
+        ):
+            if wanted:
+                self._arguments.append(flag)
+        if readahead_kb is not None:
+            self._arguments.append(f"--readahead-kb={readahead_kb}")
+        if log_data:
+            self._arguments.append(f"--log-data={self._directory}/log")
+
+    @property
+    def pid(self) -> int:
+        """The process that serves the share."""
+        if self.process is None:
+            raise ShareError("the share has not been started")
+        return self.process.pid
+
+    def __enter__(self) -> FaultShare:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the process and wait until the mount answers. Raises ShareError if it cannot."""
+        (self._directory / "mnt").mkdir(exist_ok=True)
+        (self._directory / "log").mkdir(exist_ok=True)
+        ready, ready_end = os.pipe()
+        lifeline_end, self._lifeline = os.pipe()
+        command = [sys.executable, "-m", "tests.faultshare"]
+        command += [str(self.backing), str(self.mountpoint)]
+        command += [f"--control={self._control}", *self._arguments]
+        command += [f"--ready-fd={ready_end}", f"--lifeline-fd={lifeline_end}"]
+        try:
+            with open(self._directory / "stderr", "wb") as stderr:
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=_REPOSITORY,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    pass_fds=(ready_end, lifeline_end),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(ready_end)
+            os.close(lifeline_end)
+        with os.fdopen(ready, "rb") as pipe:
+            line = pipe.readline()
+        if not line or "error" in (answer := json.loads(line)):
+            reason = answer["error"] if line else "it ended before it was ready"
+            errors = self.errors()
+            self.close()
+            raise ShareError(f"the share did not start: {reason}\n{errors}")
+
+    def errors(self) -> str:
+        """What the process has written on its standard error: nothing, if all is well."""
+        return (self._directory / "stderr").read_text(errors="replace")
+
+    def close(self) -> None:
+        """Unmount, end the process and remove the temporary directory. May be called twice."""
+        process = self.process
+        if process is not None:
+            self._unmount()
+            for stop in (signal.SIGTERM, signal.SIGKILL):
+                if process.poll() is None:
+                    process.send_signal(stop)
+                    try:
+                        process.wait(10)
+                    except subprocess.TimeoutExpired:
+                        continue
+            while self.mounted():
+                subprocess.run(["fusermount3", "-uz", self.mountpoint], check=True)
+            self.process = None
+        with self._lock:
+            self._hang_up()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _unmount(self) -> None:
+        """Unmount in an orderly way if that is possible: what is in the kernel's pages arrives."""
+        try:
+            self.clear()
+            subprocess.run(
+                ["fusermount3", "-u", self.mountpoint], capture_output=True, timeout=5, check=False
+            )
+        except (ShareError, subprocess.TimeoutExpired):
+            pass  # it is taken away by force then
+
+    def mounted(self) -> bool:
+        """Whether the mount table lists the share, dead or alive."""
+        wanted = os.path.realpath(self.mountpoint.parent) + "/" + self.mountpoint.name
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+            return any(
+                _unescape(line.split()[4]) == wanted and " - fuse.faultshare " in line
+                for line in table
+            )
+
+
+def _unescape(field: str) -> str:
+    for code, char in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+        field = field.replace(code, char)
+    return field
+
+
+def _is(op: str, paths: tuple[str, ...], wanted: str | None, match: str | None) -> bool:
+    if wanted is not None and op != wanted:
+        return False
+    return match is None or any(path_matches(match, os.fsencode(path)) for path in paths)
+
+
+def _wait(condition: Callable[[], T | None], timeout: float, what: str) -> T:
+    """Ask again and again until *condition* is met."""
+    deadline = time.monotonic() + timeout
+    while True:
+        met = condition()
+        if met is not None:
+            return met
+        if time.monotonic() > deadline:
+            raise ShareError(f"waited {timeout:g} s in vain for {what}")
+        time.sleep(0.005)
