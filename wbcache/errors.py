@@ -9,6 +9,7 @@
     ├── ConfigError              7  the configuration file is wrong
     ├── FuseError                8  this machine cannot mount FUSE file systems
     ├── NoSuchMountError         9  no wbcache mount there, or no daemon that answers
+    │   ├── NotRunningError      9  the mount is known, but its daemon has ended
     │   └── ConnectionLostError  9  the daemon ended in the middle of a command
     ├── BindingError            10  the share that the cache belongs to is not at SOURCE
     ├── CacheInUseError         11  another daemon is using the cache directory
@@ -104,6 +105,10 @@ class NoSuchMountError(WbcacheError):
     """There is no wbcache mount at that place, or its daemon does not answer."""
 
     exit_code = 9
+
+
+class NotRunningError(NoSuchMountError):
+    """A mount's daemon has ended; what it could not flush is in its cache directory."""
 
 
 class ConnectionLostError(NoSuchMountError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from wbcache.control import protocol
-from wbcache.errors import ConnectionLostError, NoSuchMountError
+from wbcache.errors import ConnectionLostError, NoSuchMountError, NotRunningError
 from wbcache.escaping import to_text
 
 ANSWER_DEADLINE = 30.0
@@ -21,8 +21,9 @@ Row = dict[str, Any]
 class ControlClient:
     """One daemon, found by its cache directory. Every call is a connection of its own.
 
-    All calls raise NoSuchMountError when no daemon listens or it falls silent, ConnectionLostError
-    when it ends in the middle of a command, and ReportedError with what it reports.
+    All calls raise NotRunningError when no daemon listens, NoSuchMountError when it is another
+    user's or falls silent, ConnectionLostError when it ends in the middle of a command, and
+    ReportedError with what it reports.
     """
 
     def __init__(self, cache_dir: str, *, answer_deadline: float = ANSWER_DEADLINE) -> None:
@@ -92,13 +93,16 @@ class ControlClient:
                 progress(moved["files_left"], moved["bytes_left"], moved["bytes_done"])
 
     def _unreachable(self, error: OSError) -> NoSuchMountError:
+        what = f"the daemon with cache directory {self._cache_dir}"
         if isinstance(error, PermissionError):
-            why = "belongs to another user"
-            hint = "run the command as that user or as root"
-        else:
-            why = "is not running"
-            hint = "mount again with this cache directory to carry on"
-        return NoSuchMountError(f"the daemon with cache directory {self._cache_dir}", why, hint)
+            return NoSuchMountError(
+                what, "belongs to another user", "run the command as that user or as root"
+            )
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return NoSuchMountError(what, "accepts no connection", "look into daemon.log there")
+        return NotRunningError(
+            what, "is not running", "mount again with this cache directory to carry on"
+        )
 
     def _lost(self) -> ConnectionLostError:
         return ConnectionLostError(

@@ -22,7 +22,6 @@ from shutil import which
 import wbcache
 from wbcache.config import Config
 from wbcache.control import registry
-from wbcache.daemon.options import MountOptions
 from wbcache.disks import default_cache_dir, existing_part
 from wbcache.errors import CacheDirError, FuseError, MountpointError, SourceError
 from wbcache.mounts import (
@@ -36,6 +35,7 @@ from wbcache.mounts import (
     read_mounts,
     unmount,
 )
+from wbcache.options import MountOptions
 from wbcache.probe import ProbeTimeoutError, within
 
 SHARE_DEADLINE = 10.0
