@@ -399,20 +399,16 @@ class _Reader:
         if parent and _is_null(node):
             return {}
         if not isinstance(node, yaml.MappingNode):
-            raise self._error(
-                node, parent, f"must be a mapping of keys to values, not {_kind(node)}"
-            )
+            raise self._error(node, parent, f"must map keys to values, but is {_kind(node)}")
         members: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
-            name = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if name is None or name not in known:
-                full = f"{parent}.{name}" if parent else str(name)
+            name = key_node.value if isinstance(key_node, yaml.ScalarNode) else _kind(key_node)
+            full = f"{parent}.{name}" if parent else name
+            if name not in known:
                 hint = f"known here: {', '.join(known)}"
                 raise self._error(key_node, full, "is not a known key", hint)
             if name in members:
-                raise self._error(
-                    key_node, f"{parent}.{name}" if parent else name, "is given twice"
-                )
+                raise self._error(key_node, full, "is given twice")
             members[name] = value_node
         return members
 
