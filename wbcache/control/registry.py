@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
@@ -152,8 +153,9 @@ def _searched_directories() -> Iterator[str]:
 def _records_in(descriptor: int, directory: str) -> Iterator[tuple[str, MountRecord]]:
     """The records in an open directory, each written by the directory's owner."""
     owner = os.fstat(descriptor).st_uid
-    expected = directory.rpartition("-")[2] if directory.startswith("/tmp/") else None
-    if expected is not None and str(owner) != expected:
+    # Anybody can make a directory in /tmp that looks like another user's.
+    named = re.fullmatch(r"/tmp/wbcache-([0-9]+)", directory)
+    if named is not None and int(named[1]) != owner:
         return
     for name in sorted(os.listdir(descriptor)):
         if not name.endswith(".json") or name.startswith("."):
