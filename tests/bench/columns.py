@@ -65,6 +65,7 @@ def seed_cold(directory: str, rounds: int, size: int) -> None:
             for offset in range(0, size, len(block)):
                 os.write(fd, block[: size - offset])
             os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
 

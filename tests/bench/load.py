@@ -7,16 +7,17 @@ prints one JSON object {workload: rate}.  Only the standard library, and only os
 timed loops.  What a workload needs is made before its clock starts, and dirty pages are written
 out first, so that one workload does not pay for the one before it.
 
-Nothing is removed before the last group: for minutes after a removal ext4 walks past every inode
-freed in a block group each time it creates a file there, so a removal would slow down whoever
-creates files next, whichever column that is.
+Small files are removed in the last group only: for minutes after a removal ext4 walks past every
+inode freed in a block group each time it creates a file there, so removals would slow down
+whoever creates files next, whichever column that is.  Large files, on the contrary, leave memory
+at once: on a virtual machine the first touch of a page costs more than the write it serves, and
+who has to pay for it would depend on what ran before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import sys
 import time
@@ -78,23 +79,23 @@ def _path(place: Place, name: str) -> str:
 _BLOCK = os.urandom(MIB)
 
 
-def _warm_memory(size: int) -> None:
-    """Have `size` bytes of memory backed: a virtual machine's host hands pages out slowly."""
-    if size:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        mmap.mmap(-1, size, flags=flags).close()
-
-
 def _write_bulk(place: Place, block: bytes) -> float:
+    """Write a file twice and time the second time: the first takes its memory into use."""
     path = _path(place, f"bulk-{len(block)}")
-    count = place.size.bulk // len(block)
-    _warm_memory(4 * place.size.bulk)
+    _write_file(path, block, place.size.bulk)
+    os.unlink(path)
     started = time.perf_counter()
+    _write_file(path, block, place.size.bulk)
+    rate = _rate(place.size.bulk / MIB, started)
+    os.unlink(path)
+    return rate
+
+
+def _write_file(path: str, block: bytes, size: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    for _ in range(count):
+    for _ in range(size // len(block)):
         os.write(fd, block)
     os.close(fd)
-    return _rate(place.size.bulk / MIB, started)
 
 
 def _write_1m(place: Place) -> float:
@@ -224,21 +225,27 @@ def _unlink(place: Place) -> float:
 # -- reads
 
 
-def _forget_cached(directory: str) -> None:
-    """Push the pages of the files below `directory` out of the page cache; needs no root."""
-    for folder, _, names in os.walk(directory):
+def _forget_cached(path: str) -> None:
+    """Push the pages of a file, or of all files of a directory, out of memory; needs no root."""
+    if not os.path.isdir(path):
+        _forget_file(path)
+    for folder, _, names in os.walk(path):
         for name in names:
-            try:
-                fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW)
-            except OSError:
-                continue
-            try:
-                os.fdatasync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            except OSError:
-                pass  # a fifo or the like
-            finally:
-                os.close(fd)
+            _forget_file(os.path.join(folder, name))
+
+
+def _forget_file(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        pass  # nothing a page cache would hold
+    finally:
+        os.close(fd)
 
 
 def _read_all(path: str, expected: int) -> float:
@@ -255,14 +262,19 @@ def _read_all(path: str, expected: int) -> float:
 
 
 def _read_cold(place: Place) -> float:
+    path = _path(place, "warm-up")
+    _write_file(path, _BLOCK, place.size.bulk)
+    os.unlink(path)
     _forget_cached(place.below)
-    _warm_memory(4 * place.size.bulk)
     return _read_all(place.cold, place.size.bulk)
 
 
 def _read_warm(place: Place) -> float:
     _read_all(place.cold, place.size.bulk)
-    return _read_all(place.cold, place.size.bulk)
+    rate = _read_all(place.cold, place.size.bulk)
+    _forget_cached(place.cold)
+    _forget_cached(place.below)
+    return rate
 
 
 GROUPS: dict[str, dict[str, Callable[[Place], float]]] = {
