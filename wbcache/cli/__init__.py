@@ -50,7 +50,6 @@ def run(work: Callable[[], object]) -> int:
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
     try:
         result = work()
-        sys.stdout.flush()
         # In this mode click returns the code of --help and --version instead of raising it.
         return result if isinstance(result, int) else EXIT_OK
     except WbcacheError as error:
@@ -62,10 +61,6 @@ def run(work: Callable[[], object]) -> int:
     except (KeyboardInterrupt, click.Abort):
         output.note("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. What is left in the buffer has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except Exception as error:
         if os.environ.get("WBCACHE_DEBUG"):
             traceback.print_exc()

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import click
 
 from wbcache.cli import output
-from wbcache.cli.locate import mount_containing, only_mount
+from wbcache.cli.locate import only_mount
+from wbcache.control import registry
 from wbcache.control.client import ControlClient, Row
 from wbcache.control.registry import MountRecord
-from wbcache.errors import RemainsError, UsageError
-from wbcache.mounts import canonical, is_below
+from wbcache.errors import NoSuchMountError, RemainsError, UsageError
+from wbcache.mounts import canonical
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -48,28 +49,32 @@ def _by_mount(paths: Sequence[str]) -> list[tuple[MountRecord, list[bytes]]]:
         record = only_mount()
         _hand_over(record.mountpoint)
         return [(record, [b""])]
+    known = registry.records()
     found: dict[str, tuple[MountRecord, list[bytes]]] = {}
     for path in paths:
         if not os.path.lexists(path):
             raise UsageError(path, "does not exist", "name files or directories on a mount")
-        record = mount_containing(path)
-        _, names = found.setdefault(record.mountpoint, (record, []))
-        for full in _places(path, record):
-            _hand_over(full)
-            names.append(os.fsencode(os.path.relpath(full, record.mountpoint)))
-    for _, names in found.values():
-        # The mount itself is the empty name.
-        names[:] = [b"" if name == b"." else name for name in names]
+        on_mounts = [(place, registry.find(place, known)) for place in _places(path)]
+        for place, on in on_mounts:
+            if on is not None:
+                _hand_over(place)
+                name = os.path.relpath(place, on.mountpoint)
+                _, names = found.setdefault(on.mountpoint, (on, []))
+                names.append(b"" if name == "." else os.fsencode(name))
+        if not any(on for _, on in on_mounts):
+            raise NoSuchMountError(
+                path, "is not in a wbcache mount", "'wbcache status' lists the mounts"
+            )
     return list(found.values())
 
 
-def _places(path: str, record: MountRecord) -> list[str]:
-    """A path, and if it is a symbolic link then also what it leads to on the same mount."""
-    absolute = os.path.abspath(path)
-    itself = os.path.join(canonical(os.path.dirname(absolute)), os.path.basename(absolute))
-    target = canonical(absolute)
-    places = [place for place in (itself, target) if is_below(place, record.mountpoint)]
-    return list(dict.fromkeys(places))
+def _places(path: str) -> list[str]:
+    """A path, and if it is a symbolic link then also what it leads to."""
+    directory, name = os.path.split(path)
+    target = canonical(path)
+    if name in ("", ".", ".."):
+        return [target]
+    return list(dict.fromkeys((os.path.join(canonical(directory or "."), name), target)))
 
 
 def _hand_over(path: str) -> None:
