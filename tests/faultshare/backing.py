@@ -98,7 +98,7 @@ class Backing:
             else:
                 os.truncate(path, changes.size)
             self.usage.add(changes.size - before.st_size)
-            self._clear_set_id(path, before)
+            clear_set_id(path, before)
         if changes.uid is not None or changes.gid is not None:
             uid = -1 if changes.uid is None else changes.uid
             gid = -1 if changes.gid is None else changes.gid
@@ -172,7 +172,7 @@ class Backing:
             view = view[done:]
             offset += done
         self.usage.add(growth)
-        self._clear_set_id(f"/proc/self/fd/{handle.fd}", st)
+        clear_set_id(f"/proc/self/fd/{handle.fd}", st)
         return len(data)
 
     def release(self, handle: Handle) -> None:
@@ -232,15 +232,7 @@ class Backing:
         """Rename, with NOREPLACE or EXCHANGE if *flags* say so."""
         source = self._victim(parent, name)
         target = self._victim(parent2, name2)
-        result = _renameat2(
-            self.nodes.fd(parent),
-            ctypes.c_char_p(name),
-            self.nodes.fd(parent2),
-            ctypes.c_char_p(name2),
-            ctypes.c_uint(flags),
-        )
-        if result != 0:
-            raise fail(ctypes.get_errno())
+        renameat2(self.nodes.fd(parent), name, self.nodes.fd(parent2), name2, flags)
         if flags & RENAME_EXCHANGE:
             self.nodes.exchanged(parent, name, parent2, name2)
             return
@@ -294,13 +286,20 @@ class Backing:
         if mode is not None and mode & (stat.S_ISUID | stat.S_ISGID):
             os.chmod(name, stat.S_IMODE(mode), dir_fd=fd)  # chown has taken these bits away
 
-    def _clear_set_id(self, path: str, st: os.stat_result) -> None:
-        """Clear set-id bits after a change of content, which the kernel leaves to us."""
-        cleared = st.st_mode & ~stat.S_ISUID
-        if st.st_mode & stat.S_IXGRP:
-            cleared &= ~stat.S_ISGID
-        if cleared != st.st_mode and stat.S_ISREG(st.st_mode):
-            os.chmod(path, stat.S_IMODE(cleared))
+
+def clear_set_id(path: str | bytes, st: os.stat_result) -> None:
+    """Clear set-id bits after a change of content, which the kernel leaves to the file system."""
+    cleared = st.st_mode & ~stat.S_ISUID
+    if st.st_mode & stat.S_IXGRP:
+        cleared &= ~stat.S_ISGID
+    if cleared != st.st_mode and stat.S_ISREG(st.st_mode):
+        os.chmod(path, stat.S_IMODE(cleared))
+
+
+def renameat2(directory: int, name: bytes, directory2: int, name2: bytes, flags: int) -> None:
+    """renameat2(2). Raises OSError."""
+    if _renameat2(directory, name, directory2, name2, ctypes.c_uint(flags)) != 0:
+        raise fail(ctypes.get_errno())
 
 
 def _check(handle: Handle) -> None:

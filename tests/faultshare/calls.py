@@ -105,6 +105,8 @@ class Calls:
                 record.node = record.node or self._node_id(call)
                 if call.op == "read":
                     record.size = len(result)
+                elif call.op == "readdir":
+                    record.size = result
         record.errno = code
         self._oplog.add(record, call.data if record.effect else None)
         outgoing = record.size if call.op == "read" and record.effect else 0

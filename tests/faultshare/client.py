@@ -22,13 +22,19 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tests.faultshare.faults import path_matches
+from tests.faultshare.mounttable import mounts_at
 from tests.faultshare.oplog import Counts, Op
+from tests.faultshare.replay import Replica
+from tests.faultshare.replay import states as replay_states
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Counts", "FaultShare", "HungCall", "Op", "ShareClient", "ShareError"]
 
@@ -64,18 +70,39 @@ class ShareClient:
         self._socket: socket.socket | None = None
         self._pending = b""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the share goes on."""
+        with self._lock:
+            self._hang_up()
+
+    @property
+    def pid(self) -> int:
+        """The process that serves the share."""
+        return int(self._ask("pid"))
+
     def _ask(self, cmd: str, **arguments: Any) -> Any:
         with self._lock:
-            if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(60)
-                self._socket.connect(self._control)
             try:
+                if self._socket is None:
+                    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                    self._socket.settimeout(20)
+                    self._socket.connect(self._control)
                 self._socket.sendall(json.dumps({"cmd": cmd, **arguments}).encode() + b"\n")
                 while b"\n" not in self._pending:
                     chunk = self._socket.recv(1 << 20)
                     if not chunk:
-                        raise ShareError("the share has ended")
+                        raise ConnectionResetError("it has ended")
                     self._pending += chunk
             except OSError as error:
                 self._hang_up()
@@ -306,6 +333,32 @@ class ShareClient:
                 total[op.path] += op.size
         return total
 
+    def states(self, into: str | os.PathLike[str]) -> Iterator[tuple[Op | None, Path]]:
+        """Rebuild in *into* (must not exist) what the share held, step by step.
+
+        Yields the directory as it was when the log began, with None, and again after every
+        operation that changed it, with that operation. The same directory is reused: look at it
+        before going on. The share must log data, and nothing but calls on the share may have
+        changed the backing directory.
+        """
+        ops, replica = self._replica(Path(into))
+        return replay_states(replica, Path(into), ops)
+
+    def replay(self, into: str | os.PathLike[str], upto: int | None = None) -> Path:
+        """Rebuild in *into* what the share held after operation *upto*, by default the last."""
+        ops, replica = self._replica(Path(into))
+        with replica:
+            for op in ops:
+                if upto is None or op.n <= upto:
+                    replica.apply(op)
+        return Path(into)
+
+    def _replica(self, into: Path) -> tuple[list[Op], Replica]:
+        ops, base, data = self._log(0)
+        if base is None or data is None:
+            raise ShareError("this share keeps no data: start it with log_data")
+        return ops, Replica(into, base, data)
+
 
 class FaultShare(ShareClient):
     """Starts a fault share over *backing* and ends it, whatever happens in between.
@@ -342,12 +395,13 @@ class FaultShare(ShareClient):
         log_data: bool = False,
         log_limit: int = 1_000_000,
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="faultshare-"))
-        super().__init__(self._directory / "control.sock")
+        super().__init__("")
         self.backing = Path(backing).absolute()
-        self.mountpoint = self._directory / "mnt" if mountpoint is None else Path(mountpoint)
         self.process: subprocess.Popen[bytes] | None = None
+        self._mountpoint = None if mountpoint is None else Path(mountpoint).absolute()
+        self._directory: Path | None = None
         self._lifeline = -1
+        self._log_data = log_data
         self._arguments = [
             f"--latency-ms={latency_ms}",
             f"--jitter-ms={jitter_ms}",
@@ -371,40 +425,35 @@ class FaultShare(ShareClient):
                 self._arguments.append(flag)
         if readahead_kb is not None:
             self._arguments.append(f"--readahead-kb={readahead_kb}")
-        if log_data:
-            self._arguments.append(f"--log-data={self._directory}/log")
 
     @property
-    def pid(self) -> int:
-        """The process that serves the share."""
-        if self.process is None:
-            raise ShareError("the share has not been started")
-        return self.process.pid
+    def mountpoint(self) -> Path:
+        """Where the share is mounted."""
+        if self._mountpoint is not None:
+            return self._mountpoint
+        if self._directory is None:
+            raise ShareError("the share has no mount point before it is started")
+        return self._directory / "mnt"
 
-    def __enter__(self) -> FaultShare:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def start(self) -> None:
         """Start the process and wait until the mount answers. Raises ShareError if it cannot."""
-        (self._directory / "mnt").mkdir(exist_ok=True)
-        (self._directory / "log").mkdir(exist_ok=True)
+        self._directory = directory = Path(tempfile.mkdtemp(prefix="faultshare-"))
+        self._control = str(directory / "control.sock")
+        (directory / "mnt").mkdir()
         ready, ready_end = os.pipe()
         lifeline_end, self._lifeline = os.pipe()
         command = [sys.executable, "-m", "tests.faultshare"]
         command += [str(self.backing), str(self.mountpoint)]
         command += [f"--control={self._control}", *self._arguments]
+        if self._log_data:
+            command.append(f"--log-data={directory}/log")
         command += [f"--ready-fd={ready_end}", f"--lifeline-fd={lifeline_end}"]
         try:
-            with open(self._directory / "stderr", "wb") as stderr:
+            with open(directory / "stderr", "wb") as stderr:
                 self.process = subprocess.Popen(
                     command,
                     cwd=_REPOSITORY,
@@ -427,6 +476,8 @@ class FaultShare(ShareClient):
 
     def errors(self) -> str:
         """What the process has written on its standard error: nothing, if all is well."""
+        if self._directory is None:
+            return ""
         return (self._directory / "stderr").read_text(errors="replace")
 
     def close(self) -> None:
@@ -444,16 +495,18 @@ class FaultShare(ShareClient):
             while self.mounted():
                 subprocess.run(["fusermount3", "-uz", self.mountpoint], check=True)
             self.process = None
-        with self._lock:
-            self._hang_up()
+        super().close()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory)
+            self._directory = None
 
     def _unmount(self) -> None:
         """Unmount in an orderly way if that is possible: what is in the kernel's pages arrives."""
         try:
+            self.release(late=False)
             self.clear()
             subprocess.run(
                 ["fusermount3", "-u", self.mountpoint], capture_output=True, timeout=5, check=False
@@ -463,18 +516,7 @@ class FaultShare(ShareClient):
 
     def mounted(self) -> bool:
         """Whether the mount table lists the share, dead or alive."""
-        wanted = os.path.realpath(self.mountpoint.parent) + "/" + self.mountpoint.name
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-            return any(
-                _unescape(line.split()[4]) == wanted and " - fuse.faultshare " in line
-                for line in table
-            )
-
-
-def _unescape(field: str) -> str:
-    for code, char in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
-        field = field.replace(code, char)
-    return field
+        return any(mount.type == "fuse.faultshare" for mount in mounts_at(self.mountpoint))
 
 
 def _is(op: str, paths: tuple[str, ...], wanted: str | None, match: str | None) -> bool:

@@ -8,6 +8,7 @@ matching call takes effect without it, not even one that had arrived before.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Gate:
         return error
 
     async def _keep(self, rule: Rule, request: Request, *, late: bool) -> int:
-        path = request.paths[0].decode("utf-8", "surrogateescape")
+        path = os.fsdecode(request.paths[0])
         call = Hung(request.op, path, time.monotonic(), late, rule.id)
         self.hung.append(call)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -113,9 +114,12 @@ class OpLog:
         self._bytes_read = self._bytes_written = 0
         if self._data_dir is None:
             return
-        self._generation += 1
         if self._data_fd >= 0:
             os.close(self._data_fd)
+            shutil.rmtree(f"{self._data_dir}/base-{self._generation}")
+            os.unlink(f"{self._data_dir}/data-{self._generation}")
+        self._generation += 1
+        os.makedirs(self._data_dir, exist_ok=True)
         base, data = self.base, self.data
         assert base is not None and data is not None
         # cp knows hard links, holes and xattrs; nothing may happen on the share meanwhile.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyfuse3
 import trio
@@ -201,10 +202,9 @@ class Share(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
         call = Call("mknod", parent=parent, name=name, undo=self._forget_entry)
-        call.details = {"mode": mode, "rdev": rdev, **vars(owner)}
-        return await self._calls.run(
-            call, lambda: self._entry(self.backing.mknod(parent, name, mode, rdev, owner))
-        )
+        call.details = {"type": stat.S_IFMT(mode), "rdev": rdev}
+        make = self.backing.mknod
+        return await self._make(call, lambda: make(parent, name, mode, rdev, owner))
 
     @contained
     async def mkdir(
@@ -212,10 +212,7 @@ class Share(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
         call = Call("mkdir", parent=parent, name=name, undo=self._forget_entry)
-        call.details = {"mode": stat.S_IMODE(mode), **vars(owner)}
-        return await self._calls.run(
-            call, lambda: self._entry(self.backing.mkdir(parent, name, mode, owner))
-        )
+        return await self._make(call, lambda: self.backing.mkdir(parent, name, mode, owner))
 
     @contained
     async def symlink(
@@ -223,10 +220,18 @@ class Share(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
         call = Call("symlink", parent=parent, name=name, undo=self._forget_entry)
-        call.details = {"target": os.fsdecode(target), **vars(owner)}
-        return await self._calls.run(
-            call, lambda: self._entry(self.backing.symlink(parent, name, target, owner))
-        )
+        call.details = {"target": os.fsdecode(target)}
+        return await self._make(call, lambda: self.backing.symlink(parent, name, target, owner))
+
+    async def _make(
+        self, call: Call, make: Callable[[], tuple[Node, os.stat_result]]
+    ) -> EntryAttributes:
+        def effect() -> EntryAttributes:
+            node, st = make()
+            call.details |= _permissions(st)
+            return self._attributes(node, st)
+
+        return await self._calls.run(call, effect)
 
     @contained
     async def link(
@@ -283,10 +288,10 @@ class Share(pyfuse3.Operations):
     ) -> tuple[pyfuse3.FileInfo, EntryAttributes]:
         parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
         call = Call("create", parent=parent, name=name, flags=flags)
-        call.details = {"mode": stat.S_IMODE(mode), **vars(owner)}
 
         def effect() -> tuple[pyfuse3.FileInfo, EntryAttributes]:
-            node, st, handle, _ = self.backing.create(parent, name, mode, flags, owner)
+            node, st, handle, created = self.backing.create(parent, name, mode, flags, owner)
+            call.details |= {"created": created, **_permissions(st)}
             return self._info(handle), self._attributes(node, st)
 
         def undo(result: tuple[pyfuse3.FileInfo, EntryAttributes]) -> None:
@@ -382,16 +387,19 @@ class Share(pyfuse3.Operations):
         call = Call("readdir", node=directory.node, offset=start_id)
         await self._calls.run(call, lambda: self._list(directory, start_id, token))
 
-    def _list(self, directory: Directory, start: int, token: pyfuse3.ReaddirToken) -> None:
+    def _list(self, directory: Directory, start: int, token: pyfuse3.ReaddirToken) -> int:
+        """Reply with as many entries as the kernel has room for; returns how many."""
         if start == 0:
             directory.names = [b".", b"..", *sorted(self.backing.listing(directory.node))]
+        count = 0
         for position in range(start, len(directory.names)):
-            name = directory.names[position]
             try:
-                if not self._reply(directory.node, name, position + 1, token):
-                    return
+                if not self._reply(directory.node, directory.names[position], position + 1, token):
+                    break
+                count += 1
             except FileNotFoundError:
                 continue
+        return count
 
     def _reply(self, parent: Node, name: bytes, next_id: int, token: pyfuse3.ReaddirToken) -> bool:
         if name in (b".", b".."):
@@ -456,3 +464,7 @@ class Share(pyfuse3.Operations):
             Call("removexattr", node=node, details={"name": os.fsdecode(name)}),
             lambda: os.removexattr(self.backing.link_path(node), name),
         )
+
+
+def _permissions(st: os.stat_result) -> dict[str, Any]:
+    return {"mode": stat.S_IMODE(st.st_mode), "uid": st.st_uid, "gid": st.st_gid}

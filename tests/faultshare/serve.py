@@ -22,6 +22,7 @@ from tests.faultshare import control
 from tests.faultshare.backing import Backing
 from tests.faultshare.faults import Faults
 from tests.faultshare.gate import Gate
+from tests.faultshare.mounttable import mounts_at
 from tests.faultshare.oplog import OpLog
 from tests.faultshare.passthrough import Caching, Share
 from tests.faultshare.usage import Usage
@@ -108,11 +109,11 @@ async def _main(
 
 async def _prepare(options: Options, share: Share, ready: Callable[[], None]) -> None:
     await share.initialised.wait()  # the kernel sets its own limits when it connects
-    device = _device(options.mountpoint)
-    if device is not None:
-        _raise_kernel_limits(device)
-        if options.readahead_kb is not None:
-            _write(f"/sys/class/bdi/{device}/read_ahead_kb", options.readahead_kb)
+    # From the table: asking the mount itself would be a call on the share.
+    device = mounts_at(options.mountpoint)[-1].device
+    _raise_kernel_limits(device)
+    if options.readahead_kb is not None:
+        _write(f"/sys/class/bdi/{device}/read_ahead_kb", options.readahead_kb)
     ready()
 
 
@@ -156,19 +157,6 @@ def _interrupted_reads() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
-
-
-def _device(mountpoint: str) -> str | None:
-    """MAJOR:MINOR of our mount, from the mount table: asking the mount itself would block."""
-    wanted = os.path.realpath(os.path.dirname(os.path.abspath(mountpoint)))
-    wanted = os.path.join(wanted, os.path.basename(os.path.abspath(mountpoint)))
-    found = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        for line in table:
-            fields = line.split()
-            if fields[4].encode().decode("unicode_escape") == wanted:
-                found = fields[2]
-    return found
 
 
 def _raise_kernel_limits(device: str) -> None:
