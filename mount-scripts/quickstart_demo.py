@@ -135,7 +135,7 @@ def table(direct: Measured, cached: Measured, drain: float, wrong: list[str]) ->
     def milliseconds(seconds: float) -> str:
         return f"{seconds * 1000:.2f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
 
-    rows = [("", "share", "through wbcache")]
+    rows: list[tuple[str, ...]] = [("", "share", "through wbcache")]
     for name, values in (
         ("event write, median", [statistics.median(m.events) for m in (direct, cached)]),
         ("event write, worst", [max(m.events) for m in (direct, cached)]),
@@ -182,4 +182,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        # The command has said what is wrong.
+        sys.exit(error.returncode)
