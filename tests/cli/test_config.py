@@ -188,3 +188,20 @@ def test_units() -> None:
     assert {text: parse_size(text).bytes for text in sizes} == sizes
     assert Size(percent=50).resolve(1000) == 500
     assert Size(bytes=7).resolve(1000) == 7
+
+
+def test_the_reference_lists_every_key_with_its_default(tmp_path: Path) -> None:
+    reference = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+    first, *_ = (block.split("```")[0] for block in reference.split("```yaml\n")[1:])
+    assert load(written(tmp_path, first)) == Config()
+    # A key that the reference forgot would be one of the defaults that it does not name.
+    for section in (Config(), Config().cache, Config().flush, Config().share, Config().drain):
+        for key in section.__dataclass_fields__:
+            assert f"{key}:" in first, key
+
+
+def test_the_examples_in_the_reference_are_valid(tmp_path: Path) -> None:
+    reference = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+    blocks = [block.split("```")[0] for block in reference.split("```yaml\n")[1:]]
+    assert len(blocks) == 2
+    assert len(load(written(tmp_path, blocks[1])).policies) == 4
