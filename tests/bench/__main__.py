@@ -46,7 +46,7 @@ def _columns(names: list[str], peers_dir: str, console: Console) -> list[Column]
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="how often each column is measured")
+@click.option("--rounds", default=5, show_default=True, help="how often each column is measured")
 @click.option("--only", default="", help=f"workloads: {','.join(workload_names())}")
 @click.option("--columns", default=_DEFAULT, show_default=True, help="also: ceiling-noxattr")
 @click.option("--scale", default=1.0, show_default=True, help="multiplies every amount")
@@ -55,6 +55,12 @@ def _columns(names: list[str], peers_dir: str, console: Console) -> list[Column]
     default=3600,
     show_default=True,
     help="seconds every column holds back what it would send to its share",
+)
+@click.option(
+    "--awake/--let-sleep",
+    default=True,
+    show_default=True,
+    help="keep the processors from sleeping (as root)",
 )
 @click.option("--work-dir", default=tempfile.gettempdir, help="a directory on the disk to measure")
 @click.option("--peers-dir", default=default_directory, help="where rclone and JuiceFS are kept")
@@ -65,6 +71,7 @@ def main(
     columns: str,
     scale: float,
     write_back: int,
+    awake: bool,
     work_dir: str,
     peers_dir: str,
     json_file: str,
@@ -74,7 +81,7 @@ def main(
     wanted = frozenset(filter(None, only.split(",")))
     if strange := wanted - set(workload_names()):
         raise click.BadParameter(f"no workload {', '.join(sorted(strange))}", param_hint="--only")
-    plan = Plan(rounds, scale, write_back, wanted)
+    plan = Plan(rounds, scale, write_back, wanted, awake)
     chosen = _columns(columns.split(","), peers_dir, console)
     try:
         with console.status("starting") as status:

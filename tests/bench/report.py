@@ -91,6 +91,8 @@ def print_report(results: Results, console: Console) -> None:
                 _ratio_text(ratio(results, workload, _MEASURED, _PEERS)),
             )
     console.print(table)
+    if not results.awake:
+        console.print("The processors were free to sleep: expect small operations to vary by 2x.")
     for problem in results.problems:
         console.print(f"left out: {problem}", markup=False)
     for target in TARGETS:
@@ -102,6 +104,7 @@ def as_json(results: Results, **about: Any) -> dict[str, Any]:
     """Everything measured, the medians and the targets, for a program to read."""
     return {
         **about,
+        "awake": results.awake,
         "rates": results.rates,
         "medians": {
             column: {workload: median(results, column, workload) for workload in measured}

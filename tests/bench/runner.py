@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from tests.bench import load
+from tests.bench.awake import processors_awake
 from tests.bench.columns import Column, Mounted
 from tests.bench.mounting import BenchError
 
@@ -35,6 +36,7 @@ class Results:
     rates: Rates = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # columns left out, and why
+    awake: bool = False  # whether the processors were kept from sleeping
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Plan:
     scale: float  # of the amounts of every workload
     write_back: int  # seconds each column holds back what it would send to its share
     workloads: frozenset[str]  # empty: all
+    awake: bool = True  # keep the processors from sleeping, where that is possible
 
 
 def workload_names() -> list[str]:
@@ -68,6 +71,8 @@ def run(
     with ExitStack() as stack:
         work = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=directory))
         _spread(work)
+        if plan.awake:
+            results.awake = stack.enter_context(processors_awake())
         ready: list[tuple[Column, Mounted]] = []
         for column in columns:
             own = tempfile.mkdtemp(prefix=f"{column.name}-", dir=work)
