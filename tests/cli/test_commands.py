@@ -158,6 +158,15 @@ def test_a_path_that_is_not_on_a_mount(
     assert error.startswith(f"wbcache: {tmp_path}: is not ")
 
 
+def test_the_only_running_mount_needs_no_name(mounted: Mounted, tmp_path: Path, out: Out) -> None:
+    (tmp_path / "old").mkdir()
+    registry.register(MountRecord("/dead", "/mnt/share", str(tmp_path / "old"), 2**22 + 1))
+    assert run("pending") == 0
+    mounted.stop()
+    assert run("pending") == 9
+    assert "nothing is mounted" in out()[1][-1]
+
+
 def test_pending(mounted: Mounted, out: Out) -> None:
     assert run("pending") == 0
     assert out() == ([], ["wbcache: everything is on the share"])

@@ -70,6 +70,9 @@ def test_a_record_outlives_its_daemon_but_not_its_cache(directory: Path, tmp_pat
     assert records() == [dead]
     os.rmdir(dead.cache_dir)
     assert records() == []
+    alive = record(tmp_path, "/n", "b")
+    register(alive)
+    assert len(list(directory.iterdir())) == 1
 
 
 def test_damaged_and_foreign_files_are_passed_over(directory: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wbcache.control import registry
+from wbcache.control.client import ControlClient
 from wbcache.control.registry import MountRecord
 from wbcache.errors import NoSuchMountError, UsageError
 from wbcache.mounts import canonical
@@ -19,15 +20,18 @@ def mount_containing(path: str) -> MountRecord:
 
 
 def only_mount() -> MountRecord:
-    """The one that the current directory is in, or else the only one there is."""
+    """The one that the current directory is in, or else the only one that is running."""
     found = registry.records()
     here = registry.find(canonical("."), found)
     if here is not None:
         return here
-    if not found:
+    running = [record for record in found if ControlClient(record.cache_dir).is_running()]
+    if not running:
         raise NoSuchMountError("no MOUNTPOINT", "nothing is mounted", "see 'wbcache mount --help'")
-    if len(found) > 1:
+    if len(running) > 1:
         raise UsageError(
-            "MOUNTPOINT", f"there are {len(found)} mounts", "name one ('wbcache status' lists them)"
+            "no MOUNTPOINT",
+            f"there are {len(running)} mounts",
+            "name one ('wbcache status' lists them)",
         )
-    return found[0]
+    return running[0]

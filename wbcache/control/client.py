@@ -30,6 +30,17 @@ class ControlClient:
         self._cache_dir = cache_dir
         self._deadline = answer_deadline
 
+    def is_running(self) -> bool:
+        """Whether a daemon listens; it may be another user's."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(self._deadline)
+            try:
+                with protocol.socket_address(self._cache_dir) as address:
+                    sock.connect(address)
+            except OSError as error:
+                return not isinstance(self._unreachable(error), NotRunningError)
+        return True
+
     def status(self) -> dict[str, Any]:
         """The state of the mount."""
         status = self._call({"cmd": "status"})["status"]

@@ -43,7 +43,8 @@ def register(record: MountRecord) -> None:
     descriptor = _open_own_directory(directory)
     try:
         for name, other in _records_in(descriptor, directory):
-            if record.cache_dir == other.cache_dir and record.mountpoint != other.mountpoint:
+            moved = record.cache_dir == other.cache_dir and record.mountpoint != other.mountpoint
+            if moved or _is_gone(other.cache_dir):
                 _remove(descriptor, name)
         content = json.dumps(record.__dict__).encode()
         temporary = f".{secrets.token_hex(8)}"
@@ -89,7 +90,8 @@ def records() -> list[MountRecord]:
             continue
         try:
             for _name, record in _records_in(descriptor, directory):
-                found.setdefault(record.mountpoint, record)
+                if not _is_gone(record.cache_dir):
+                    found.setdefault(record.mountpoint, record)
         finally:
             os.close(descriptor)
     return [found[mountpoint] for mountpoint in sorted(found)]
@@ -176,19 +178,27 @@ def _read(descriptor: int, name: str, owner: int) -> MountRecord | None:
         if not stat.S_ISREG(info.st_mode) or info.st_uid != owner:
             return None
         content = json.loads(os.read(file, MAX_ENTRY_SIZE))
-        record = MountRecord(
+        return MountRecord(
             mountpoint=str(content["mountpoint"]),
             source=str(content["source"]),
             cache_dir=str(content["cache_dir"]),
             pid=int(content["pid"]),
         )
-        if not os.path.isdir(record.cache_dir) and os.access(os.path.dirname(record.cache_dir), 1):
-            return None
-        return record
     except (OSError, ValueError, KeyError, TypeError):
         return None
     finally:
         os.close(file)
+
+
+def _is_gone(cache_dir: str) -> bool:
+    """Whether a cache directory certainly does not exist (another user's may be out of reach)."""
+    try:
+        os.stat(cache_dir)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _remove(descriptor: int, name: str) -> None:
