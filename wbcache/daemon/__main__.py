@@ -1,0 +1,226 @@
+"""`python -m wbcache.daemon`: started by `wbcache mount`, one process a mount.
+
+The command line keeps SOURCE and MOUNTPOINT, so that `ps` shows what it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from functools import partial
+
+import trio
+
+from wbcache import __version__, config, mounts
+from wbcache.control import registry
+from wbcache.control.registry import MountRecord
+from wbcache.daemon import preflight
+from wbcache.daemon.binding import bind
+from wbcache.daemon.daemon import Daemon
+from wbcache.daemon.lock import lock_cache
+from wbcache.daemon.preflight import MountPlan
+from wbcache.errors import RemainsError, WbcacheError
+from wbcache.journal import Journal
+from wbcache.loading import load
+from wbcache.node import Node
+from wbcache.options import parse_options
+from wbcache.share.names import TemporaryNames
+from wbcache.share.share import Share
+from wbcache.store import Store
+from wbcache.volume import Volume
+
+log = logging.getLogger("wbcache")
+
+
+def main() -> int:
+    """Run a mount to its end; returns the exit code."""
+    arguments = _parse()
+    ready = _Ready(arguments.ready_fd)
+    try:
+        return _run(arguments, ready)
+    except WbcacheError as error:
+        log.error("%s", error)
+        ready.fail(str(error), error.exit)
+        return error.exit
+    except Exception as error:
+        log.exception("the daemon ends")
+        ready.fail(f"the daemon failed: {error}; see daemon.log in the cache directory", 1)
+        return 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m wbcache.daemon")
+    parser.add_argument("--cache-dir")
+    parser.add_argument("--config")
+    parser.add_argument("--mount-options", default="")
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("source")
+    parser.add_argument("mountpoint")
+    return parser.parse_args()
+
+
+class _Ready:
+    """Tells whoever started us how it went, once."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        if fd is not None:
+            os.set_inheritable(fd, False)
+
+    def succeed(self, plan: MountPlan, warnings: list[str]) -> None:
+        if self._fd is None:
+            print(f"{plan.source} is mounted on {plan.mountpoint}", flush=True)
+        self._send({"ready": True, "cache_dir": plan.cache_dir, "warnings": warnings})
+
+    def fail(self, text: str, code: int) -> None:
+        if self._fd is None:
+            print(f"wbcache: {text}", file=sys.stderr)
+        self._send({"error": text, "exit": code})
+
+    def _send(self, message: dict[str, object]) -> None:
+        if self._fd is not None:
+            try:
+                os.write(self._fd, json.dumps(message).encode() + b"\n")
+            except OSError:
+                pass
+            os.close(self._fd)
+            self._fd = None
+
+
+def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
+    settings = config.load(arguments.config)
+    plan = preflight.check(
+        preflight.MountRequest(
+            source=arguments.source,
+            mountpoint=arguments.mountpoint,
+            config=settings,
+            options=parse_options(arguments.mount_options),
+            cache_dir=arguments.cache_dir,
+            config_path=arguments.config,
+        )
+    )
+    os.umask(0)
+    os.makedirs(plan.cache_dir, mode=0o700, exist_ok=True)
+    lock = lock_cache(plan.cache_dir)
+    _log_to(os.path.join(plan.cache_dir, "daemon.log"), foreground=arguments.ready_fd is None)
+    log.info("wbcache %s: %s on %s", __version__, plan.source, plan.mountpoint)
+    root_fd = os.open(plan.source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    journal = Journal(os.path.join(plan.cache_dir, "journal.db"))
+    store = Store(os.path.join(plan.cache_dir, "data"))
+    loaded = load(journal, store, time.monotonic)
+    entry = mounts.mount_of(plan.source, mounts.read_mounts())
+    binding = bind(
+        root_fd,
+        journal,
+        source=plan.source,
+        fstype=entry.fstype if entry else "",
+        mount_source=entry.source if entry else "",
+        dirty=bool(loaded.tree.dirty or loaded.tree.changes),
+        rebind=plan.rebind,
+        read_only=plan.read_only,
+    )
+    if binding.foreign_temporaries:
+        loaded.temporaries.clear()
+    warnings = [*plan.warnings, *binding.warnings]
+    for warning in warnings:
+        log.warning("%s", warning)
+    flush = settings.flush
+    share = Share(
+        root_fd,
+        lookup_deadline=settings.share.lookup_deadline,
+        deadline=settings.share.deadline,
+        workers=flush.workers + flush.small_workers + 4,
+    )
+    # Network and local file systems keep inode numbers; those in user space often make them up.
+    share.stable_ino = entry is not None and not entry.fstype.startswith("fuse")
+    tree = loaded.tree
+    share.hold_root(tree.root)
+    _adopt_root(tree.root, root_fd)
+    journal.changes = tree.changes
+    volume = Volume(
+        tree,
+        journal,
+        store,
+        share,
+        settings,
+        temporary_names=TemporaryNames(binding.uuid[:8], binding.epoch),
+    )
+    volume.next_gen = loaded.next_gen
+    volume.capabilities = binding.capabilities
+    volume.read_only = binding.read_only
+    daemon = Daemon(
+        volume,
+        loaded,
+        source=plan.source,
+        mountpoint=plan.mountpoint,
+        cache_dir=plan.cache_dir,
+        kernel_options=plan.kernel_options,
+    )
+    record = MountRecord(
+        mountpoint=plan.mountpoint, source=plan.source, cache_dir=plan.cache_dir, pid=os.getpid()
+    )
+    _note_mount(plan, record)
+
+    def announce() -> None:
+        registry.register(record)
+        ready.succeed(plan, warnings)
+
+    # A collection over hundreds of thousands of nodes takes long and finds nothing.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    clean = trio.run(partial(daemon.run, announce))
+    registry.unregister(record)
+    journal.close()
+    store.close()
+    os.close(lock)
+    log.info("ends; %s", "the share has everything" if clean else "something remains to be flushed")
+    if not clean:
+        return RemainsError.exit_code
+    return 0
+
+
+def _adopt_root(root: Node, root_fd: int) -> None:
+    st = os.fstat(root_fd)
+    if root.meta == 0 and not root.ours:
+        root.mode, root.uid, root.gid = st.st_mode, st.st_uid, st.st_gid
+        root.mtime, root.ctime, root.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+
+
+def _note_mount(plan: MountPlan, record: MountRecord) -> None:
+    """For people and for `recover`: which mount this cache belongs to."""
+    note = {**record.__dict__, "started": time.time(), "version": __version__}
+    path = os.path.join(plan.cache_dir, "mount.json")
+    with open(path + ".new", "w") as file:
+        json.dump(note, file)
+    os.replace(path + ".new", path)
+
+
+def _log_to(path: str, *, foreground: bool) -> None:
+    handlers: list[logging.Handler] = [logging.FileHandler(path, errors="backslashreplace")]
+    if foreground:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=handlers,
+        force=True,
+    )
+    file = open(path, "a")  # noqa: SIM115  # faulthandler writes to it until the process ends
+    faulthandler.enable(file)
+    faulthandler.register(signal.SIGUSR1, file)
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Threads may be stuck in calls on a hung share: nothing is left to be waited for.
+    os._exit(code)

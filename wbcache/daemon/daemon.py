@@ -1,0 +1,338 @@
+"""One mount's life: serve, unmount, drain, end.
+
+The file system is mounted before anything is flushed, and unmounted before the drain, so that the
+kernel has handed over everything that programs wrote through mappings.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pyfuse3
+import trio
+
+from wbcache import mounts
+from wbcache.control.server import ControlServer, Progress, Rows
+from wbcache.daemon import report
+from wbcache.daemon.eviction import Evictor
+from wbcache.daemon.recovery import settle_intents
+from wbcache.filesystem import FileSystem
+from wbcache.flush.flusher import Flusher
+from wbcache.fuse import Operations
+from wbcache.loading import Loaded
+from wbcache.node import Directory, Node
+from wbcache.tree import Item
+from wbcache.volume import Volume
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 1024
+"""Requests served at a time. One that waits for the share takes a task, so there must be many."""
+
+CHECKPOINT_INTERVAL = 5.0
+PROGRESS_INTERVAL = 0.2
+FREEZE_LIMIT = 0.2
+"""Seconds for which a client killed in mid-request can stop the whole daemon, see `unfreeze`."""
+
+
+def unfreeze() -> None:
+    """Interrupt a read of the FUSE device that has nothing to read.
+
+    pyfuse3 reads the device after epoll said it was readable. When the client whose request that
+    was is killed in between, the read blocks with the interpreter locked until the next request.
+    A periodic signal makes it return. It needs the event loop on the main thread.
+    """
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, FREEZE_LIMIT, FREEZE_LIMIT)
+
+
+class Daemon:
+    """Serves one mount until it is unmounted and drained."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        loaded: Loaded,
+        *,
+        source: str,
+        mountpoint: str,
+        cache_dir: str,
+        kernel_options: Sequence[str],
+    ) -> None:
+        self._volume = volume
+        self._loaded = loaded
+        self._source = source
+        self._mountpoint = mountpoint
+        self._cache_dir = cache_dir
+        self._kernel_options = kernel_options
+        self._mounted = False
+        self._unmounted = trio.Event()
+        self._drained = trio.Event()
+        self._no_drain = False
+        self._drain_timeout: float | None = volume.config.drain.timeout or None
+        self._remaining: list[Item] = []
+        self._filesystem: FileSystem
+        self._flusher: Flusher
+
+    async def run(self, ready: Callable[[], None]) -> bool:
+        """Mount and serve; returns whether the share has everything at the end."""
+        try:
+            await self._run(ready)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if self._mounted:  # a fault of ours: leave no dead mount behind
+                mounts.unmount(self._mountpoint, lazy=True)
+        return not self._remaining
+
+    async def _run(self, ready: Callable[[], None]) -> None:
+        async with trio.open_nursery() as services:
+            filesystem = self._filesystem = FileSystem(self._volume, services)
+            self._flusher = Flusher(self._volume, filesystem.listings.gone)
+            operations = Operations(filesystem)
+            server = ControlServer(self._cache_dir, self)
+            self._mount(operations)
+            unfreeze()
+            services.start_soon(self._guard, self._settle_and_flush)
+            services.start_soon(self._guard, self._checkpoint)
+            services.start_soon(self._guard, Evictor(self._volume).run)
+            services.start_soon(self._guard, self._probe)
+            services.start_soon(self._signals)
+            services.start_soon(server.serve)
+            services.start_soon(self._announce, ready)
+            try:
+                await pyfuse3.main(min_tasks=4, max_tasks=MAX_TASKS)
+            finally:
+                log.info("unmounted")
+                self._mounted = False
+                self._unmounted.set()
+                operations.close()
+                pyfuse3.close(unmount=False)
+            await self._drain()
+            await server.finish()
+            services.cancel_scope.cancel()
+
+    def _mount(self, operations: Operations) -> None:
+        options = set(self._kernel_options) | {
+            f"fsname={_escape(self._source)}",
+            "subtype=wbcache",
+            "default_permissions",
+            "nosuid",
+            "nodev",
+        }
+        try:
+            pyfuse3.init(operations, self._mountpoint, options)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"the mount failed ({error})") from error
+        self._mounted = True
+        self._tune()
+
+    def _tune(self) -> None:
+        """Raise the kernel's limits for this mount, where we may."""
+        entry = mounts.mount_at(self._mountpoint, mounts.read_mounts())
+        if entry is None:
+            return
+        minor = entry.device.partition(":")[2]
+        for path, value in (
+            (f"/sys/class/bdi/{entry.device}/read_ahead_kb", "1024"),
+            (f"/sys/fs/fuse/connections/{minor}/max_background", str(MAX_TASKS)),
+            (f"/sys/fs/fuse/connections/{minor}/congestion_threshold", str(MAX_TASKS * 3 // 4)),
+        ):
+            try:
+                with open(path, "w") as file:
+                    file.write(value)
+            except OSError as error:
+                log.debug("%s stays as it is: %s", path, error)
+
+    async def _announce(self, ready: Callable[[], None]) -> None:
+        # The mount answers when its root can be looked at from outside of the event loop.
+        await trio.to_thread.run_sync(os.stat, self._mountpoint, abandon_on_cancel=True)
+        ready()
+
+    # -- services ------------------------------------------------------------------------------
+
+    async def _guard(self, service: Callable[[], Awaitable[None]]) -> None:
+        """Keep a service going: a fault in it must not end the mount."""
+        while True:
+            try:
+                await service()
+                return
+            except Exception:
+                log.exception("%s failed and is started again", service.__qualname__)
+                await trio.sleep(1.0)
+
+    async def _settle_and_flush(self) -> None:
+        await settle_intents(self._volume, self._loaded)
+        await self._flusher.run()
+
+    async def _checkpoint(self) -> None:
+        while True:
+            await trio.sleep(CHECKPOINT_INTERVAL)
+            await trio.to_thread.run_sync(
+                self._volume.journal.checkpoint, limiter=self._volume.local_lane
+            )
+
+    async def _probe(self) -> None:
+        health = self._volume.share.health
+        silent = trio.Event()
+        health.on_silent = lambda: silent.set()
+        while True:
+            await silent.wait()
+            silent = trio.Event()
+            await self._volume.share.probe_until_answer()
+            self._flusher.wake()
+
+    async def _signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            async for number in received:
+                log.info("%s: unmounting and draining", signal.Signals(number).name)
+                await self._detach()
+
+    async def _detach(self) -> None:
+        """Take the mount out of the tree though programs use it, flush, then end."""
+        if not self._mounted:
+            return
+        try:
+            await trio.to_thread.run_sync(lambda: mounts.unmount(self._mountpoint, lazy=True))
+        except Exception as error:
+            log.warning("unmount: %s", error)
+        if not self._unmounted.is_set():
+            # Programs still hold files open; they are served until all they wrote is flushed.
+            self._flusher.drain()
+            with trio.move_on_after(self._drain_timeout or float("inf")):
+                await self._wait_for(self._flusher.unfinished, lambda *_: None)
+        if not self._unmounted.is_set():
+            pyfuse3.terminate()
+
+    # -- draining ------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        if not self._no_drain:
+            self._flusher.drain()
+            with trio.move_on_after(self._drain_timeout or float("inf")):
+                await self._wait_for(self._flusher.unfinished, lambda *_: None)
+        self._remaining = self._flusher.unfinished()
+        for row in report.rows(self._filesystem, self._remaining[:100]):
+            log.warning("not on the share yet: %r %s", row["path"], row["reason"])
+        self._drained.set()
+
+    async def _wait_for(
+        self, remaining: Callable[[], list[Item]], progress: Progress
+    ) -> list[Item]:
+        """Wait until nothing remains but what the share refuses for good."""
+        sent = self._flusher.files.bytes_sent
+        while True:
+            left = remaining()
+            size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
+            progress(len(left), size, self._flusher.files.bytes_sent - sent)
+            settled = not self._flusher.running and not self._volume.strays
+            if settled and all(self._is_refused(item) for item in left):
+                return left
+            with trio.move_on_after(PROGRESS_INTERVAL):
+                async with self._flusher.idle:
+                    await self._flusher.idle.wait()
+            if len(left) > 1000:
+                await trio.sleep(PROGRESS_INTERVAL)  # counting them takes a while
+
+    def _is_refused(self, item: Item) -> bool:
+        if isinstance(item, Node):
+            return item.trouble is not None
+        change = self._volume.tree.changes.get(item)
+        return change is None or change.trouble is not None
+
+    # -- control -------------------------------------------------------------------------------
+
+    async def status(self) -> Mapping[str, Any]:
+        """The state of the mount."""
+        return {
+            "mountpoint": self._mountpoint,
+            "source": self._source,
+            "cache_dir": self._cache_dir,
+            "pid": os.getpid(),
+            "mounted": self._mounted,
+            **report.status(self._filesystem, self._flusher),
+        }
+
+    async def pending(self) -> Rows:
+        """Everything that is not on the share yet."""
+        return report.rows(self._filesystem, self._flusher.unfinished())
+
+    async def flush(
+        self, paths: Sequence[bytes], timeout: float | None, progress: Progress
+    ) -> Rows:
+        """Flush paths (b"" is everything) as they are now."""
+        upto = self._volume.tree.seq
+        roots = [await self._resolve(path) for path in paths]
+
+        def remaining() -> list[Item]:
+            return [item for item in self._items(roots) if self._since(item) <= upto]
+
+        for item in remaining():
+            self._flusher.pull(item)
+        left: list[Item] = []
+        with trio.move_on_after(timeout if timeout is not None else float("inf")) as scope:
+            left = await self._wait_for(remaining, progress)
+        if scope.cancelled_caught:
+            left = remaining()
+        return report.rows(self._filesystem, left)
+
+    async def _resolve(self, path: bytes) -> Node:
+        node: Node = self._volume.tree.root
+        for name in path.split(b"/"):
+            if not name or name == b".":
+                continue
+            found = None
+            if isinstance(node, Directory):
+                found = await self._filesystem.names.lookup(node, name)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            node = found
+        return node
+
+    def _items(self, roots: list[Node]) -> list[Item]:
+        tree, unfinished = self._volume.tree, self._flusher.unfinished()
+        if tree.root in roots:
+            return unfinished
+        return [item for item in unfinished if any(self._inside(item, root) for root in roots)]
+
+    def _inside(self, item: Item, root: Node) -> bool:
+        tree = self._volume.tree
+        if item is root:
+            return True
+        if not isinstance(root, Directory):
+            return False
+        if isinstance(item, Node):
+            return any(tree.is_below(directory, root) for directory, _ in item.links)
+        return tree.is_below(item[0], root)
+
+    def _since(self, item: Item) -> int:
+        if isinstance(item, Node):
+            return item.dirty.since if item.dirty is not None else 0
+        change = self._volume.tree.changes.get(item)
+        return change.seq if change is not None else 0
+
+    async def umount(self, timeout: float | None, drain: bool, progress: Progress) -> Rows:
+        """Unmount, then flush everything; the daemon ends afterwards."""
+        if timeout is not None:
+            self._drain_timeout = timeout or 0.001
+        self._no_drain = not drain
+        if self._mounted:
+            await trio.to_thread.run_sync(mounts.unmount, self._mountpoint, abandon_on_cancel=True)
+        await self._unmounted.wait()
+        sent = self._flusher.files.bytes_sent
+        while not self._drained.is_set():
+            left = self._flusher.unfinished()
+            size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
+            progress(len(left), size, self._flusher.files.bytes_sent - sent)
+            with trio.move_on_after(PROGRESS_INTERVAL):
+                await self._drained.wait()
+        return report.rows(self._filesystem, self._remaining)
+
+
+def _escape(text: str) -> str:
+    """A mount option's value: commas and backslashes would end or change it."""
+    return text.replace("\\", "\\\\").replace(",", "\\,")

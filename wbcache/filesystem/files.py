@@ -1,0 +1,290 @@
+"""Open files: reading, writing, truncating, making durable.
+
+A write is acknowledged when the cache file and the journal hold it, in this order. Small writes are
+made on the event loop; large ones in threads while the disk is slow, so that a stalling disk does
+not stop everything else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import trio
+
+from wbcache.extents import END
+from wbcache.filesystem.names import error
+from wbcache.node import META_TIMES, Content, Node
+from wbcache.share import calls
+from wbcache.volume import Volume
+
+INLINE_LIMIT = 64 << 10
+"""Writes of fewer bytes never go through a thread: the hop costs more than the write."""
+
+SLOW_WRITE = 0.005
+"""Seconds; a write that takes longer sends the next large ones through threads."""
+
+THREADED_FOR = 1.0
+"""Seconds for which large writes then go through threads."""
+
+
+class Handle:
+    """One open of a file."""
+
+    __slots__ = ("node", "writable")
+
+    def __init__(self, node: Node, writable: bool) -> None:
+        self.node = node
+        self.writable = writable
+
+
+class Files:
+    """Reads and writes of file contents."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self._threaded_until = 0.0
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def open(self, node: Node, flags: int) -> Handle:
+        """Open a file; O_TRUNC starts a new generation. Permissions are the kernel's to check."""
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        if writable and self._volume.read_only:
+            raise error(errno.EROFS)
+        if flags & os.O_TRUNC and writable:
+            self._restart(node)
+        node.handles += 1
+        if node.content is not None:
+            node.content.pins += 1
+        if writable:
+            node.writers += 1
+            if node.writers == 1:
+                self._tree.account(node)
+        return Handle(node, writable)
+
+    def release(self, handle: Handle) -> None:
+        """The last descriptor of an open is closed."""
+        node = handle.node
+        node.handles -= 1
+        content = node.content
+        if content is not None:
+            content.pins -= 1
+            content.used = self._volume.clock()
+        if handle.writable:
+            node.writers -= 1
+            if not node.writers:
+                self._tree.account(node)
+                if node.dirty is not None:
+                    self._tree.touch_item(node)
+        if not node.handles:
+            node.share_fd = None
+            if not node.links:
+                self._volume.forget_if_gone(node)
+
+    def _restart(self, node: Node) -> None:
+        """Truncate to nothing: a new generation, whatever became of the old one."""
+        volume, tree, now = self._volume, self._tree, self._volume.clock()
+        fresh = volume.new_content(whole=True)
+        before = (node.size, node.mtime, node.ctime)
+        old = volume.replace_content(node, fresh)
+        node.size = 0
+        node.mtime = node.ctime = time.time_ns()
+        node.meta &= ~META_TIMES
+        tree.touch(node, now)
+        fresh.seq = tree.seq
+        tree.account(node)
+
+        def undo() -> None:
+            node.content = old
+            node.size, node.mtime, node.ctime = before
+            if old is not None:
+                old.pins += node.handles
+
+        def drop() -> None:
+            if old is not None:
+                volume.journal.drop_extents(old.gen)
+
+        volume.commit(node, undo=undo, extra=drop)
+        volume.retire(old)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def write(self, node: Node, offset: int, data: bytes) -> int:
+        """Write bytes; returns how many. Raises ENOSPC or EIO when the cache can't hold them."""
+        volume = self._volume
+        if volume.frozen:
+            while node.content in volume.frozen:
+                await volume.frozen[node.content].wait()
+        content = node.content
+        if content is None:
+            content = volume.content_for_write(node)
+        fd = content.fd if content.fd >= 0 else volume.store.fd(content)
+        length = len(data)
+        now = volume.clock()
+        self._tree.touch(node, now)
+        if length < INLINE_LIMIT or now > self._threaded_until:
+            done = os.pwrite(fd, data, offset)
+            if length >= INLINE_LIMIT and volume.clock() - now > SLOW_WRITE:
+                self._threaded_until = now + THREADED_FOR
+        else:
+            done = await self._write_in_thread(content, fd, offset, data)
+        self._written(node, content, offset, offset + done)
+        return done
+
+    async def _write_in_thread(self, content: Content, fd: int, offset: int, data: bytes) -> int:
+        volume = self._volume
+        span = (offset, offset + len(data))
+        content.writing.append(span)
+        try:
+            return await trio.to_thread.run_sync(
+                os.pwrite, fd, data, offset, limiter=volume.local_lane
+            )
+        finally:
+            content.writing.remove(span)
+            done, volume.write_done = volume.write_done, trio.Event()
+            done.set()
+
+    def _written(self, node: Node, content: Content, start: int, stop: int) -> None:
+        if node.content is not content:
+            return  # truncated to nothing meanwhile: the bytes went with the old generation
+        if start != node.size:
+            node.append_only = False
+        content.unsynced_error = False
+        self._volume.mark_dirty(node, content, start, stop)
+        if stop > node.size:
+            node.size = stop
+        if node.meta & META_TIMES:
+            node.meta &= ~META_TIMES
+        node.mtime = node.ctime = time.time_ns()
+
+    async def truncate(self, node: Node, size: int) -> None:
+        """Set a file's length."""
+        volume, tree = self._volume, self._tree
+        if volume.read_only:
+            raise error(errno.EROFS)
+        if size == 0:
+            self._restart(node)
+            return
+        while node.content in volume.frozen or (node.content and node.content.writing):
+            if node.content in volume.frozen:
+                await volume.frozen[node.content].wait()
+            else:
+                await volume.write_done.wait()
+        content = volume.content_for_write(node)
+        tree.touch(node, volume.clock())
+        old = node.size
+        before = (content.dirty.copy(), content.clean.copy(), content.base_limit)
+        if size < old:
+            if content.exists:
+                fd = volume.store.fd(content)
+                if os.fstat(fd).st_size > size:
+                    os.ftruncate(fd, size)
+            content.cuts += 1
+            content.base_limit = min(content.base_limit, size)
+            if not content.whole:
+                content.dirty.remove(size, END)
+                content.clean.remove(size, END)
+            for redirty in content.redirty:
+                redirty.remove(size, END)
+            node.append_only = False
+        elif size > old:
+            os.ftruncate(volume.store.fd(content), size)
+            content.mark_dirty(old, END)
+        node.size = size
+        times = (node.mtime, node.ctime)
+        node.mtime = node.ctime = time.time_ns()
+        node.meta &= ~META_TIMES
+
+        def undo() -> None:
+            # Only what was cut is lost, and it was to be lost.
+            if size > old:
+                content.dirty, content.clean, content.base_limit = before
+                node.size = old
+                node.mtime, node.ctime = times
+
+        volume.commit(node, undo=undo, extra=lambda: volume.journal.put_extents(content))
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def read(self, node: Node, offset: int, size: int) -> bytes:
+        """Read bytes; what is here is read here, the rest from the share.
+
+        Raises ETIMEDOUT when bytes that only the share has do not come within the deadline.
+        """
+        stop = min(offset + size, node.size)
+        if offset >= stop:
+            return b""
+        content = node.content
+        if content is None:
+            return await self._read_share(node, offset, stop)
+        if content.whole or not (absent := content.absent(offset, stop)):
+            return self._read_cache(content, offset, stop)
+        if len(absent) == 1 and absent[0] == (offset, stop):
+            return await self._read_share(node, offset, stop)
+        # The share first: the cached parts are then as new as possible.
+        fetched = [(a, b, await self._read_share(node, a, b)) for a, b in absent]
+        stop = min(stop, node.size)
+        if offset >= stop:
+            return b""
+        buffer = bytearray(self._read_cache(content, offset, stop))
+        for a, b, data in fetched:
+            if not content.dirty.overlap(a, b):
+                buffer[a - offset : b - offset] = data.ljust(b - a, b"\0")[: max(0, stop - a)]
+        return bytes(buffer[: stop - offset])
+
+    def _read_cache(self, content: Content, start: int, stop: int) -> bytes:
+        content.used = self._volume.clock()
+        if not content.exists:
+            return bytes(stop - start)
+        fd = content.fd if content.fd >= 0 else self._volume.store.fd(content)
+        data = os.pread(fd, stop - start, start)
+        # Behind the cache file's end lies a hole.
+        return data if len(data) == stop - start else data.ljust(stop - start, b"\0")
+
+    async def _read_share(self, node: Node, start: int, stop: int) -> bytes:
+        share = self._volume.share
+        for last in (False, True):
+            file = node.share_fd
+            if file is None:
+                if not node.slinks:
+                    raise error(errno.EIO)
+                directory, name = node.slinks[0]
+                parent = await share.directory(directory)
+                file = await share.fetch(calls.open_file, parent, name, os.O_RDONLY)
+                if node.share_fd is None and node.handles:
+                    node.share_fd = file
+                file = node.share_fd or file
+            try:
+                return await share.fetch(calls.pread, file, stop - start, start)
+            except OSError as caught:
+                if caught.errno != errno.ESTALE or last:
+                    raise
+                node.share_fd = None
+                if node.slinks:
+                    share.forget_directory(node.slinks[0][0])
+        raise AssertionError("unreachable")
+
+    # -- durability ----------------------------------------------------------------------------
+
+    async def fsync(self, node: Node) -> None:
+        """Make a file's bytes and attributes survive a power loss. Raises EIO if they can't be."""
+        volume, content = self._volume, node.content
+        if content is not None:
+            while content.writing:
+                await volume.write_done.wait()
+            if content.unsynced_error:
+                raise error(errno.EIO)
+            if content.exists and (node.dirty is not None or content.pins):
+                await volume.sync_content(content)
+        await volume.sync_journal()
+        if node.dirty is not None and node.size and not node.fsynced:
+            node.fsynced = True
+            self._tree.account(node)
+            self._tree.touch_item(node)
+
+    async def fsync_directory(self) -> None:
+        """Make every change of names so far survive a power loss."""
+        await self._volume.sync_journal()

@@ -1,0 +1,360 @@
+"""What the share's directories hold, and how it becomes names in the mount.
+
+A directory that was listed before is answered from memory. Past its TTL it is refreshed in the
+background; a directory in use is refreshed before anybody has to wait, and the first user after a
+long pause waits a moment for the refresh if the share answers at all.
+
+A listing that began before one of our own changes on the share was finished does not know of it.
+Each change is therefore pinned with the share clock of its end until a newer listing is applied.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import time
+
+import trio
+
+from wbcache.node import Directory, Node
+from wbcache.share import calls
+from wbcache.share.names import is_hidden
+from wbcache.volume import Volume
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 0.1
+"""Seconds that something known is held back in the hope of fresher knowledge."""
+
+_MAX_NEGATIVE = 4096
+_LISTING_SHARE = 10
+"""A listing is repeated no sooner than after this many times the time it takes."""
+
+
+class Listings:
+    """Keeps the tree's knowledge of the share fresh."""
+
+    def __init__(self, volume: Volume, nursery: trio.Nursery) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self._share = volume.share
+        self._nursery = nursery
+        self._stats: dict[Node, trio.Event] = {}
+
+    # -- names ---------------------------------------------------------------------------------
+
+    async def find(self, directory: Directory, name: bytes) -> Node | None:
+        """The node under a name of the mount; asks the share only for what is not known.
+
+        Raises OSError (ETIMEDOUT) when the share has to be asked and does not answer.
+        """
+        node = directory.local.get(name)
+        if node is not None:
+            if directory.on_share and directory.listed_at is not None:
+                await self._freshen(directory, patient=not node.ours)
+                node = directory.local.get(name)
+            return node
+        if not directory.on_share or name in directory.share:
+            return None
+        if directory.listed_at is not None:
+            await self._freshen(directory, patient=True)
+            return directory.local.get(name)
+        return await self._ask(directory, name)
+
+    async def _ask(self, directory: Directory, name: bytes) -> Node | None:
+        """Look a name up in a directory on the share that was never listed."""
+        volume = self._volume
+        now = volume.clock()
+        negative = directory.negative
+        if negative is not None and name in negative:
+            if now - negative[name] < volume.config.share.dir_ttl:
+                return None
+            del negative[name]
+        change = (directory, name)
+        if change in self._tree.changes:
+            return None
+        directory.misses += 1
+        if directory.misses >= 2:
+            # Somebody goes through many names: one listing beats a question each.
+            self._start_listing(directory)
+        if len(name) > volume.capabilities.name_max:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        began = volume.share_clock
+        parent = await self._share.directory(directory)
+        st = await self._share.look(calls.lstat_or_none, parent, name)
+        if self._pinned(directory, name, began) or name in directory.local:
+            return directory.local.get(name)
+        if st is None:
+            if directory.negative is None:
+                directory.negative = {}
+            if len(directory.negative) >= _MAX_NEGATIVE:
+                directory.negative.clear()
+            directory.negative[name] = now
+            return None
+        if name not in directory.share and change not in self._tree.changes:
+            node = self._discover(directory, name, st.st_mode)
+            self._volume.adopt(node, st)
+        return directory.local.get(name)
+
+    def made(self, directory: Directory, name: bytes) -> None:
+        """A name was made here: forget that the share did not have it."""
+        if directory.negative is not None:
+            directory.negative.pop(name, None)
+
+    def _discover(self, directory: Directory, name: bytes, mode: int) -> Node:
+        """A name on the share that we did not know."""
+        kind = Directory if stat.S_ISDIR(mode) else Node
+        # Until the attributes are asked for, the type is known and the rest is a guess.
+        permissions = 0o755 if stat.S_ISDIR(mode) else 0o644
+        node = kind(self._tree.allocate(), stat.S_IFMT(mode) | permissions)
+        self._tree.add(node)
+        now = self._volume.clock()
+        self._tree.set_share(directory, name, node, now)
+        self._tree.set_local(directory, name, node, now)
+        self._volume.policy_changed(node)
+        return node
+
+    # -- attributes ----------------------------------------------------------------------------
+
+    async def attributes(self, node: Node) -> None:
+        """Make sure that the node's attributes are known, and reasonably fresh."""
+        if not node.on_share or node.dirty is not None or node is self._tree.root:
+            return
+        age = None if node.attrs_at is None else self._volume.clock() - node.attrs_at
+        if age is None and not node.ours:
+            await self._stat(node)
+        elif age is None or age > self._volume.config.share.attr_ttl:
+            if node not in self._stats:
+                self._nursery.start_soon(self._stat_quietly, node)
+            if not node.ours and self._share.health.answering and age is not None:
+                with trio.move_on_after(PATIENCE):
+                    while node in self._stats:
+                        await self._stats[node].wait()
+
+    async def _stat_quietly(self, node: Node) -> None:
+        try:
+            await self._stat(node)
+        except OSError as error:
+            log.debug("attributes of inode %d: %s", node.ino, error)
+        except Exception:
+            log.exception("attributes of inode %d failed", node.ino)
+
+    async def _stat(self, node: Node) -> None:
+        if node in self._stats:
+            await self._stats[node].wait()
+            if node.attrs_at is not None:
+                return
+        self._stats[node] = done = trio.Event()
+        try:
+            if not node.slinks:
+                return
+            directory, name = node.slinks[0]
+            began = self._volume.share_clock
+            parent = await self._share.directory(directory)
+            st = await self._share.look(calls.lstat_or_none, parent, name)
+            if directory.share.get(name) is not node or self._pinned(directory, name, began):
+                return
+            if st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(node.mode):
+                self.gone(directory, name)
+                if st is None:
+                    raise OSError(errno.ENOENT, "removed on the share")
+                return
+            target = None
+            if node.is_symlink and (node.base is None or node.base != self._volume.signature(st)):
+                target = await self._share.look(calls.readlink, parent, name)
+            self._volume.adopt(node, st)
+            if target is not None and node.dirty is None:
+                node.target = target
+        finally:
+            del self._stats[node]
+            done.set()
+
+    async def symlink_target(self, node: Node) -> bytes:
+        """Where a symbolic link points, byte for byte."""
+        if not node.target and node.slinks:
+            directory, name = node.slinks[0]
+            parent = await self._share.directory(directory)
+            node.target = await self._share.look(calls.readlink, parent, name)
+        return node.target
+
+    # -- listings ------------------------------------------------------------------------------
+
+    async def complete(self, directory: Directory) -> None:
+        """Make sure that every name in a directory is known.
+
+        Raises OSError (ETIMEDOUT) when that needs the share and it does not answer: a partial
+        listing is never shown.
+        """
+        if not directory.on_share:
+            return
+        if directory.listed_at is not None:
+            await self._freshen(directory, patient=True)
+            return
+        refresh = self._start_listing(directory)
+        with trio.move_on_after(self._volume.config.share.lookup_deadline):
+            await refresh.done.wait()
+        if directory.listed_at is None and directory.on_share:
+            if refresh.error is not None:
+                raise refresh.error
+            raise OSError(errno.ETIMEDOUT, "the share did not list the directory in time")
+
+    async def _freshen(self, directory: Directory, *, patient: bool) -> None:
+        directory.hot = True
+        age = self._volume.clock() - (directory.listed_at or 0.0)
+        if age <= self._ttl(directory) or not self._share.health.answering:
+            return
+        refresh = self._start_listing(directory)
+        if patient and not refresh.slow:
+            with trio.move_on_after(PATIENCE):
+                await refresh.done.wait()
+                return
+            refresh.slow = True
+
+    def _ttl(self, directory: Directory) -> float:
+        return max(self._volume.config.share.dir_ttl, directory.listing_cost * _LISTING_SHARE)
+
+    def _start_listing(self, directory: Directory) -> _Refresh:
+        refresh = directory.listing
+        if not isinstance(refresh, _Refresh):
+            refresh = directory.listing = _Refresh()
+            self._nursery.start_soon(self._list, directory, refresh)
+        return refresh
+
+    async def _list(self, directory: Directory, refresh: _Refresh) -> None:
+        """List a directory, and again after each TTL for as long as it is in use."""
+        volume = self._volume
+        try:
+            while True:
+                began, began_at = volume.share_clock, volume.clock()
+                directory.hot = False
+                parent = await self._share.directory(directory)
+                try:
+                    entries = await self._share.fetch(calls.scan, parent)
+                except OSError as error:
+                    if error.errno in (errno.ESTALE, errno.ENOENT):
+                        self._share.forget_directory(directory)
+                    raise
+                directory.listing_cost = volume.clock() - began_at
+                self._apply(directory, entries, began, began_at)
+                refresh.done.set()
+                directory.listing = None
+                await trio.sleep(max(0.05, self._ttl(directory) - directory.listing_cost))
+                if not directory.hot or (not directory.slinks and directory is not self._tree.root):
+                    return
+                if directory.listing is not None or not self._share.health.answering:
+                    return
+                refresh = directory.listing = _Refresh()
+        except OSError as error:
+            refresh.error = error
+        except Exception:
+            log.exception("listing inode %d failed", directory.ino)
+            refresh.error = OSError(errno.EIO, "the listing failed")
+        finally:
+            refresh.done.set()
+            if directory.listing is refresh:
+                directory.listing = None
+
+    def _pinned(self, directory: Directory, name: bytes, began: int) -> bool:
+        """Whether we changed a name on the share after ``began``, or are about to."""
+        if directory.pins is not None and directory.pins.get(name, -1) >= began:
+            return True
+        change = self._tree.changes.get((directory, name))
+        if change is not None and change.busy:
+            return True
+        node = directory.share.get(name)
+        return node is not None and node.busy
+
+    def _apply(
+        self, directory: Directory, entries: list[calls.Entry], began: int, began_at: float
+    ) -> None:
+        """Take over a listing: atomic, and never undoing what we did meanwhile."""
+        at_root = directory is self._tree.root
+        seen = set()
+        changed = False
+        for name, mode in entries:
+            seen.add(name)
+            if is_hidden(name, at_root=at_root):
+                continue
+            known = directory.share.get(name)
+            if known is not None and stat.S_IFMT(known.mode) == mode:
+                continue
+            if self._pinned(directory, name, began):
+                continue
+            if known is not None:
+                self.gone(directory, name)
+            # A name that is new on both sides is settled when ours is flushed.
+            if name not in directory.local and (directory, name) not in self._tree.changes:
+                self._discover(directory, name, mode)
+                self._volume.invalidate_entry(directory.ino, name)
+                changed = True
+        for name in [n for n in directory.share if n not in seen]:
+            if not self._pinned(directory, name, began):
+                self.gone(directory, name)
+                changed = True
+        directory.listed_at = began_at
+        directory.negative = None
+        if directory.pins is not None:
+            directory.pins = {n: at for n, at in directory.pins.items() if at >= began} or None
+        if changed:
+            directory.mtime = directory.ctime = time.time_ns()
+
+    def gone(self, directory: Directory, name: bytes) -> None:
+        """Somebody else removed a name from the share.
+
+        What is clean here goes with it; what is dirty stays, and is published anew.
+        """
+        volume, tree = self._volume, self._tree
+        node = directory.share.get(name)
+        if node is None:
+            return
+        now = volume.clock()
+        if isinstance(node, Directory):
+            for child in list(node.share):
+                self.gone(node, child)
+            node.share_dirfd = None
+        tree.set_share(directory, name, None, now)
+        if node.slinks or not node.links:
+            volume.forget_if_gone(node)
+            return
+        if self._keeps(node):
+            path = os.fsdecode(tree.path(node))
+            node.base = None
+            if node.content is None or node.content.local(0, node.size, node.size):
+                volume.report(
+                    f"{path!r} was removed on the share by another writer;"
+                    " it has changes here and is written again"
+                )
+                if node.content is not None:
+                    node.content.make_whole()
+                tree.touch(node, now)
+            else:
+                node.trouble = "the share's copy, which held the rest of its bytes, was removed"
+                volume.report(f"{path!r} can't be completed: {node.trouble}")
+                tree.account(node)
+            volume.commit_outcome(node, (directory, name))
+            return
+        for parent, own in list(node.links):
+            tree.set_local(parent, own, None, now)
+            volume.invalidate_entry(parent.ino, own)
+        if node.journaled:
+            volume.commit_outcome(node, (directory, name))
+        volume.forget_if_gone(node)
+
+    def _keeps(self, node: Node) -> bool:
+        if isinstance(node, Directory):
+            return bool(node.local) or node.dirty is not None
+        if node.dirty is None:
+            return False
+        return node.is_symlink or (node.content is not None and bool(node.content.dirty))
+
+
+class _Refresh:
+    """One listing under way."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: OSError | None = None
+        self.slow = False
+        """Somebody waited for it in vain: nobody else does."""

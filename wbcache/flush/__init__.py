@@ -1,0 +1,1 @@
+"""How the share is brought in line with the mount."""

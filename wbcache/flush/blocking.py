@@ -1,0 +1,302 @@
+"""What the flusher does on the share, as blocking functions for worker threads.
+
+Each makes several calls, so that a step costs few hops between threads. None touches wbcache's
+state. Whoever retries one after a lost answer gets the same result: "already so" counts as done.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from wbcache.node import Signature
+from wbcache.share import calls
+from wbcache.share.descriptor import Descriptor
+
+CHUNK = 8 << 20
+"""Bytes moved in one go: bounds both memory and the time until a hang is noticed."""
+
+_PIECE = 1 << 20
+
+
+class ConflictError(Exception):
+    """The share's file is not the one that we left there."""
+
+
+class LostTemporaryError(Exception):
+    """A temporary is not on the share any more."""
+
+
+class Attributes(NamedTuple):
+    """What a file or directory shall have; None leaves a thing as it is."""
+
+    mode: int | None
+    owner: tuple[int, int] | None
+    times: tuple[int, int] | None
+    xattrs: Mapping[bytes, bytes | None]
+
+
+Accepts = Callable[[os.stat_result], bool]
+"""Whether the share's file is ours, by its attributes."""
+
+
+def copy_range(source: int, target: Descriptor, start: int, stop: int) -> None:
+    """Copy a range of a cache file to the same place of a file on the share."""
+    while start < stop:
+        data = os.pread(source, min(_PIECE, stop - start), start)
+        if not data:
+            # The cache file may end earlier than the file: what is missing is a hole.
+            data = bytes(min(_PIECE, stop - start))
+        calls.pwrite_all(target, memoryview(data), start)
+        start += len(data)
+
+
+def append_range(source: int, target: Descriptor, start: int, stop: int) -> None:
+    """The same, made durable: a growing file is a prefix at every instant."""
+    copy_range(source, target, start, stop)
+    os.fsync(target.fd)
+
+
+def same_range(source: int, target: Descriptor, start: int, stop: int) -> bool:
+    """Whether a range of a cache file and of a file on the share hold the same bytes."""
+    while start < stop:
+        count = min(_PIECE, stop - start)
+        if os.pread(source, count, start) != calls.pread(target, count, start):
+            return False
+        start += count
+    return True
+
+
+def apply(path: str, attributes: Attributes) -> None:
+    """Set attributes through a /proc/self/fd path. Owner first, since it clears set-id bits."""
+    if attributes.owner is not None:
+        os.chown(path, *attributes.owner)
+    if attributes.mode is not None:
+        os.chmod(path, attributes.mode)
+    for name, value in attributes.xattrs.items():
+        if value is not None:
+            os.setxattr(path, name, value)
+        else:
+            try:
+                os.removexattr(path, name)
+            except OSError as error:
+                if error.errno != errno.ENODATA:
+                    raise
+    if attributes.times is not None:
+        os.utime(path, ns=attributes.times)
+
+
+def finish(file: Descriptor, size: int, attributes: Attributes) -> os.stat_result:
+    """Complete a temporary: attributes, then fsync; returns what the share reports of it."""
+    apply(calls.proc_path(file), attributes)
+    os.fsync(file.fd)
+    st = os.fstat(file.fd)
+    if st.st_size != size:
+        raise OSError(errno.EIO, f"the share reports {st.st_size} bytes instead of {size}")
+    close(file)
+    return st
+
+
+def close(file: Descriptor) -> None:
+    """Close a file that was written; some shares report errors only now."""
+    fd, file.fd = file.fd, -1
+    os.close(fd)
+
+
+def read_xattrs(parent: Descriptor, name: bytes) -> dict[bytes, bytes]:
+    """The user attributes of a file on the share, to be carried over to its replacement."""
+    path = calls.proc_path(held := calls.open_path(parent, name))
+    try:
+        names = [n for n in os.listxattr(path) if n.startswith("user.")]
+        return {os.fsencode(n): os.getxattr(path, n) for n in names}
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODATA):
+            return {}
+        raise
+    finally:
+        del held
+
+
+def move(
+    source: Descriptor,
+    old: bytes,
+    target: Descriptor,
+    new: bytes,
+    *,
+    is_ours: Accepts,
+    occupant: Accepts | None,
+    noreplace: bool,
+    link: bool,
+) -> None:
+    """Give ``old`` the name ``new``, whose occupant (None: nobody) must be as we know it.
+
+    Raises ConflictError when it is not, LostTemporaryError when ``old`` is gone.
+    """
+    if occupant is not None:
+        st = calls.lstat_or_none(target, new)
+        if st is not None and not occupant(st):
+            if is_ours(st) and calls.lstat_or_none(source, old) is None:
+                return
+            raise ConflictError
+    try:
+        if occupant is not None:
+            calls.rename(source, old, target, new)
+        elif noreplace:
+            calls.rename(source, old, target, new, calls.RENAME_NOREPLACE)
+        else:
+            _move_to_free_name(source, old, target, new, link=link)
+    except FileExistsError:
+        st = calls.lstat_or_none(target, new)
+        if st is not None and is_ours(st):
+            _remove_if_same(source, old, st)
+            return
+        raise ConflictError from None
+    except FileNotFoundError:
+        st = calls.lstat_or_none(target, new)
+        if st is not None and is_ours(st):
+            return
+        if calls.lstat_or_none(source, old) is None:
+            raise LostTemporaryError from None
+        raise
+
+
+def _move_to_free_name(
+    source: Descriptor, old: bytes, target: Descriptor, new: bytes, *, link: bool
+) -> None:
+    if link and not stat.S_ISDIR(calls.lstat(source, old).st_mode):
+        calls.link(source, old, target, new)
+        calls.unlink(source, old)
+        return
+    if calls.lstat_or_none(target, new) is not None:
+        raise FileExistsError
+    calls.rename(source, old, target, new)
+
+
+def _remove_if_same(source: Descriptor, old: bytes, st: os.stat_result) -> None:
+    """After a link whose answer was lost, ``old`` is a second name of what ``new`` shows."""
+    left = calls.lstat_or_none(source, old)
+    if left is not None and (left.st_ino, left.st_dev) == (st.st_ino, st.st_dev):
+        calls.unlink(source, old)
+
+
+def make_link(
+    source: Descriptor, old: bytes, target: Descriptor, new: bytes, is_ours: Accepts
+) -> None:
+    """A further name for a file on the share."""
+    try:
+        calls.link(source, old, target, new)
+    except FileExistsError:
+        ours = calls.lstat(source, old)
+        st = calls.lstat_or_none(target, new)
+        if st is None or st.st_nlink < 2 or not is_ours(st) or not _same_size(ours, st):
+            raise ConflictError from None
+
+
+def _same_size(a: os.stat_result, b: os.stat_result) -> bool:
+    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+
+
+def make_symlink(parent: Descriptor, name: bytes, target: bytes) -> None:
+    """A symbolic link under a free name."""
+    try:
+        calls.symlink(parent, name, target)
+    except FileExistsError:
+        try:
+            if calls.readlink(parent, name) == target:
+                return
+        except OSError:
+            pass
+        raise ConflictError from None
+
+
+def make_directory(
+    parent: Descriptor, name: bytes, mode: int, owner: tuple[int, int] | None
+) -> tuple[os.stat_result, bool]:
+    """Make a directory; returns its attributes and whether it was new."""
+    new = True
+    try:
+        calls.mkdir(parent, name, mode)
+    except FileExistsError:
+        new = False
+        if not stat.S_ISDIR(calls.lstat(parent, name).st_mode):
+            raise ConflictError from None
+    if new and owner is not None:
+        calls.set_owner(parent, name, *owner)
+    return calls.lstat(parent, name), new
+
+
+def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
+    """Remove a file that is as we know it; one that is gone is fine."""
+    st = calls.lstat_or_none(parent, name)
+    if st is None:
+        return
+    if stat.S_ISDIR(st.st_mode) or not accepts(st):
+        raise ConflictError
+    try:
+        calls.unlink(parent, name)
+    except FileNotFoundError:
+        pass
+
+
+def remove_directory(parent: Descriptor, name: bytes) -> None:
+    """Remove an empty directory; one that is gone is fine, one with somebody's files a conflict."""
+    try:
+        calls.rmdir(parent, name)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        raise ConflictError from None
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise ConflictError from None
+        raise
+
+
+def remove_temporary(parent: Descriptor, name: bytes) -> None:
+    """Remove a temporary of ours: a file, or a directory that never got its name."""
+    try:
+        calls.unlink(parent, name)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+        try:
+            calls.rmdir(parent, name)
+        except FileNotFoundError:
+            pass
+
+
+def set_attributes(
+    parent: Descriptor, name: bytes, attributes: Attributes, *, is_symlink: bool
+) -> tuple[os.stat_result, os.stat_result]:
+    """Set a name's attributes; returns what the share reported before and after."""
+    before = calls.lstat(parent, name)
+    if is_symlink:
+        if attributes.owner is not None:
+            calls.set_owner(parent, name, *attributes.owner)
+        if attributes.times is not None:
+            calls.set_times(parent, name, *attributes.times)
+    else:
+        held = calls.open_path(parent, name)
+        apply(calls.proc_path(held), attributes)
+    return before, calls.lstat(parent, name)
+
+
+def open_for_update(
+    parent: Descriptor, name: bytes, accepts: Accepts
+) -> tuple[Descriptor, Signature]:
+    """Open the share's file to change it in place."""
+    try:
+        file = calls.open_file(parent, name, os.O_RDWR)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise ConflictError from None
+        raise
+    st = os.fstat(file.fd)
+    if not accepts(st):
+        raise ConflictError
+    return file, calls.signature(st, stable_ino=False)

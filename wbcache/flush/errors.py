@@ -1,0 +1,36 @@
+"""What an error from the share means for the flush."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+REFUSED = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.EFBIG,
+        errno.ELOOP,
+        errno.EOPNOTSUPP,
+    }
+)
+"""The share will not take it, however often it is tried: quarantine."""
+
+SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The share is full: tried again until somebody makes room."""
+
+
+def refused(error: OSError) -> bool:
+    """Whether trying again is useless until somebody acts."""
+    return error.errno in REFUSED
+
+
+def describe(error: OSError) -> str:
+    """The error in words, without file names (those are shown beside it, escaped)."""
+    text = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in SPACE:
+        return f"the share is full ({text})"
+    return text

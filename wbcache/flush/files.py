@@ -1,0 +1,389 @@
+"""How a file's bytes reach the share: to a temporary, by growing in place, by patching.
+
+While a flush reads a file its node is busy: no other step touches it. The mount goes on writing,
+and what it writes meanwhile is collected in a `redirty` set, so that nothing is called clean that
+the share does not have.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from wbcache.extents import END, Extents
+from wbcache.flush import blocking
+from wbcache.flush.blocking import CHUNK, Accepts, Attributes, ConflictError
+from wbcache.flush.transfer import Transfer
+from wbcache.journal import Intent
+from wbcache.node import (
+    META_MODE,
+    META_OWNER,
+    META_TIMES,
+    META_XATTR,
+    Content,
+    Directory,
+    Node,
+    Signature,
+)
+from wbcache.share import calls
+from wbcache.share.descriptor import Descriptor
+from wbcache.tree import Name
+from wbcache.volume import Volume
+
+ROUNDS = 3
+"""After so many rounds of copying what was written meanwhile the writers are blocked briefly."""
+
+IN_PLACE = -1
+"""As a signature's mtime: a change in place was begun, and the share may show any part of it."""
+
+
+class FileFlusher:
+    """Moves bytes and attributes of single files."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self._share = volume.share
+        self.bytes_sent = 0
+
+    # -- whose file is it ----------------------------------------------------------------------
+
+    def accepts(self, node: Node) -> Accepts:
+        """A test for the share's file being the one that we know under this node."""
+        base, sent = node.base, tuple(node.sent)
+        stable = self._share.stable_ino
+        kind = stat.S_IFMT(node.mode)
+
+        def test(st: os.stat_result) -> bool:
+            if stat.S_IFMT(st.st_mode) != kind:
+                return False
+            if base is None or kind != stat.S_IFREG:
+                return True
+            found = calls.signature(st, stable_ino=stable)
+            return found == base or any(_explains(known, found, base) for known in sent)
+
+        return test
+
+    def is_sent(self, signature: Signature) -> Accepts:
+        """A test for the share's file being what we have just sent."""
+        stable = self._share.stable_ino
+
+        def test(st: os.stat_result) -> bool:
+            found = calls.signature(st, stable_ino=stable)
+            return stat.S_ISREG(st.st_mode) and found == signature
+
+        return test
+
+    # -- attributes ----------------------------------------------------------------------------
+
+    def attributes(self, node: Node, *, new: bool) -> Attributes:
+        """What the share's file shall have, of what the share can hold."""
+        can, meta = self._volume.capabilities, node.meta
+        owner = None
+        if can.chown and (meta & META_OWNER or (new and node.uid | node.gid)):
+            owner = (node.uid, node.gid)
+        set_id = node.mode & 0o7000
+        mode = None
+        if can.chmod and (meta & META_MODE or owner is not None or (new and set_id)):
+            mode = stat.S_IMODE(node.mode)
+        xattrs: dict[bytes, bytes | None] = {}
+        if can.xattr and (meta & META_XATTR) and node.xattrs:
+            xattrs = dict(node.xattrs)
+        times = (node.atime, node.mtime) if new or meta & META_TIMES else None
+        return Attributes(mode, owner, times, xattrs)
+
+    async def set_attributes(self, node: Node, at: Name) -> None:
+        """Bring a node's attributes to the share."""
+        directory, name = at
+        attributes = self.attributes(node, new=False)
+        self._tree.snapshot(node)
+        meta, node.meta = node.meta, 0
+        xattrs, node.xattrs = node.xattrs, None
+        if node.is_file and node.base is not None and attributes.times is not None:
+            await self._announce(
+                node, at, "attributes", Signature(node.base.size, node.mtime, node.base.ino)
+            )
+        try:
+            parent = await self._share.directory(directory, flush=True)
+            before, after = await self._share.work(
+                blocking.set_attributes, parent, name, attributes, is_symlink=node.is_symlink
+            )
+        except BaseException:
+            node.meta |= meta
+            node.xattrs = {**(xattrs or {}), **(node.xattrs or {})} or None
+            raise
+        if node.base is None or self.accepts(node)(before):
+            node.base = self._volume.signature(after)
+            node.attrs_at = self._volume.clock()
+        node.sent.clear()
+        self._tree.settle(node, self._volume.clock())
+        journal = self._volume.journal
+
+        def store() -> None:
+            journal.drop_intents_of(node.ino)
+            if xattrs and not node.xattrs:
+                journal.drop_xattrs(node.ino)
+
+        self._volume.commit_outcome(node, extra=store)
+
+    async def _announce(self, node: Node, at: Name, kind: str, signature: Signature) -> None:
+        """Record durably what the share is about to show under a name."""
+        node.sent.append(signature)
+        self._volume.journal.add_intents([Intent(kind, node.ino, at[0].ino, at[1], *signature)])
+        await self._volume.sync_journal()
+
+    # -- temporaries ---------------------------------------------------------------------------
+
+    async def copy(self, node: Node, directory: Directory) -> None:
+        """Move a file's bytes to a temporary in ``directory``, ready to be published."""
+        volume, content = self._volume, node.content
+        assert content is not None
+        transfer = Transfer(node, content, directory, volume.temporary_names.fresh())
+        self._tree.snapshot(node)
+        content.pins += 1
+        content.redirty.append(transfer.redirty)
+        node.transfer = transfer
+        try:
+            await self._copy(node, transfer)
+        except BaseException:
+            self.abandon(node)
+            raise
+
+    async def _copy(self, node: Node, transfer: Transfer) -> None:
+        volume, content = self._volume, transfer.content
+        volume.journal.add_temporary(transfer.directory, transfer.temporary)
+        parent = await self._share.directory(transfer.directory, flush=True)
+        file = await self._share.work(
+            calls.create, parent, transfer.temporary, stat.S_IMODE(node.mode) & 0o777 | 0o200
+        )
+        carried: dict[bytes, bytes] = {}
+        if node.slinks and volume.capabilities.xattr:
+            old, name = node.slinks[0]
+            carried = await self._share.work(
+                blocking.read_xattrs, await self._share.directory(old, flush=True), name
+            )
+        ranges = [(0, transfer.size)]
+        for _ in range(ROUNDS):
+            await self._send(content, file, ranges)
+            ranges = transfer.redirty.overlap(0, transfer.size)
+            if not ranges and (content is not node.content or node.size >= transfer.size):
+                break
+            transfer.redirty.remove(0, transfer.size)
+        else:
+            # It is rewritten faster than it moves. The writers are blocked for as long as a local
+            # copy of the rest takes, never for the share.
+            with await volume.frozen_copy(node, content, transfer.redirty, ranges) as frozen:
+                transfer.size = min(transfer.size, frozen.size)
+                for start, stop in frozen.ranges:
+                    await self._send_from(frozen.fd, file, start, min(stop, transfer.size))
+            await self._share.work(os.ftruncate, file.fd, transfer.size)
+        attributes = self.attributes(node, new=True)
+        if carried:
+            attributes = attributes._replace(xattrs={**carried, **attributes.xattrs})
+        if not attributes.mode and not node.mode & 0o200 and volume.capabilities.chmod:
+            attributes = attributes._replace(mode=stat.S_IMODE(node.mode))
+        transfer.meta, node.meta = node.meta, 0
+        transfer.xattrs, node.xattrs = node.xattrs or {}, None
+        st = await self._share.work(blocking.finish, file, transfer.size, attributes)
+        transfer.signature = volume.signature(st)
+
+    async def _send(
+        self, content: Content, file: Descriptor, ranges: list[tuple[int, int]]
+    ) -> None:
+        if content.exists:  # an empty file has no cache file
+            fd = self._volume.store.fd(content)
+            for start, stop in ranges:
+                await self._send_from(fd, file, start, stop)
+
+    async def _send_from(self, fd: int, file: Descriptor, start: int, stop: int) -> None:
+        for at in range(start, stop, CHUNK):
+            end = min(at + CHUNK, stop)
+            await self._share.work(blocking.copy_range, fd, file, at, end)
+            self.bytes_sent += end - at
+
+    def abandon(self, node: Node) -> None:
+        """Give a transfer up; its temporary is removed, now or by the next sweep."""
+        transfer, node.transfer = node.transfer, None
+        if not isinstance(transfer, Transfer):
+            return
+        content = transfer.content
+        content.redirty = [r for r in content.redirty if r is not transfer.redirty]
+        content.pins -= 1
+        node.meta |= transfer.meta
+        if transfer.xattrs:
+            node.xattrs = {**transfer.xattrs, **(node.xattrs or {})}
+        if content is not node.content:
+            self._volume.retire(content)
+        self._volume.strays.append((transfer.directory, transfer.temporary))
+
+    async def publish(self, node: Node, to: Name, occupant: Node | None) -> None:
+        """Let a name show a finished transfer."""
+        volume, tree = self._volume, self._tree
+        transfer = node.transfer
+        assert isinstance(transfer, Transfer) and transfer.signature is not None
+        directory, name = to
+        accepts = self.accepts(occupant) if occupant is not None else None
+        signature = transfer.signature
+        if signature not in node.sent:
+            await self._announce(node, to, "publish", signature)
+        source = await self._share.directory(transfer.directory, flush=True)
+        target = await self._share.directory(directory, flush=True)
+        try:
+            await self._share.work(
+                blocking.move,
+                source,
+                transfer.temporary,
+                target,
+                name,
+                is_ours=self.is_sent(signature),
+                occupant=accepts,
+                noreplace=volume.capabilities.noreplace,
+                link=volume.capabilities.link,
+            )
+        except (ConflictError, blocking.LostTemporaryError):
+            node.sent.remove(signature)
+            self.abandon(node)
+            raise
+        node.transfer = None
+        others = [link for link in node.slinks if link != to]
+        self._published(node, transfer, to)
+        volume.changed_on_share(directory, name)
+        journal = volume.journal
+
+        def store() -> None:
+            journal.drop_temporary(transfer.temporary)
+            journal.drop_intents_of(node.ino)
+            if node.content is not None:
+                journal.put_extents(node.content)
+            if transfer.xattrs and not node.xattrs:
+                journal.drop_xattrs(node.ino)
+
+        tree.settle(node, volume.clock())
+        gone = [occupant] if occupant is not None and occupant is not node else []
+        volume.commit_outcome(node, to, *others, *gone, extra=store)
+        for other in gone:
+            volume.forget_if_gone(other)
+        volume.forget_if_gone(node)
+
+    def _published(self, node: Node, transfer: Transfer, to: Name) -> None:
+        """Take over that the share has the transfer's bytes under a name."""
+        volume, tree, content = self._volume, self._tree, transfer.content
+        now = volume.clock()
+        old_base = node.base
+        for directory, name in list(node.slinks):
+            if (directory, name) != to:
+                # Another name still shows the file as it was before.
+                ghost = Node(tree.allocate(), node.mode)
+                ghost.base = old_base
+                tree.add(ghost)
+                tree.set_share(directory, name, ghost, now)
+        tree.set_share(*to, node, now)
+        node.base = transfer.signature
+        node.sent.clear()
+        node.attrs_at = now
+        node.share_fd = None
+        content.redirty = [r for r in content.redirty if r is not transfer.redirty]
+        content.pins -= 1
+        if content is not node.content:
+            volume.retire(content)
+            return
+        size = transfer.size
+        content.whole = False
+        content.dirty = transfer.redirty
+        if node.size > size:
+            content.dirty.add(size, END)
+        content.base_limit = min(size, node.size)
+        content.clean = Extents((0, content.base_limit))
+        for start, stop in content.dirty:
+            content.clean.remove(start, stop)
+        volume.note_clean(content)
+
+    # -- in place ------------------------------------------------------------------------------
+
+    async def update(self, node: Node, at: Name) -> None:
+        """Append to the share's file, patch it, or cut it."""
+        volume, tree, share = self._volume, self._tree, self._share
+        content, base = node.content, node.base
+        assert content is not None
+        directory, name = at
+        size = node.size
+        ranges = content.dirty.overlap(0, size)
+        limit = min(content.base_limit, size)
+        grows = base is not None and size >= base.size and content.dirty.first >= base.size
+        tree.snapshot(node)
+        cuts = content.cuts
+        accepts = self.accepts(node)
+        await self._announce(
+            node, at, "grow" if grows else "patch", Signature(size if grows else END, IN_PLACE, 0)
+        )
+        parent = await share.directory(directory, flush=True)
+        file, found = await share.work(blocking.open_for_update, parent, name, accepts)
+        fd = volume.store.fd(content) if content.exists else -1
+        content.pins += 1
+        redirty = Extents(*content.writing)
+        content.redirty.append(redirty)
+        try:
+            if grows and base is not None and found.size > base.size:
+                # Left over from an earlier try, or somebody else's: only the bytes can tell.
+                ours = await share.work(
+                    blocking.same_range, fd, file, base.size, min(found.size, size)
+                )
+                if not ours or found.size > size:
+                    raise ConflictError
+            if found.size > limit and not grows:
+                await share.work(os.ftruncate, file.fd, limit)
+            for start, stop in ranges:
+                for chunk in range(start, stop, CHUNK):
+                    end = min(chunk + CHUNK, stop)
+                    await share.work(blocking.append_range, fd, file, chunk, end)
+                    self.bytes_sent += end - chunk
+            meta, node.meta = node.meta, 0
+            xattrs, node.xattrs = node.xattrs, None
+            attributes = self.attributes(node, new=True)._replace(xattrs=xattrs or {})
+            try:
+                st = await share.work(blocking.finish, file, size, attributes)
+            except BaseException:
+                node.meta |= meta
+                node.xattrs = {**(xattrs or {}), **(node.xattrs or {})} or None
+                raise
+        finally:
+            content.pins -= 1
+            content.redirty = [r for r in content.redirty if r is not redirty]
+        if node.content is content and content.cuts == cuts:
+            for start, stop in ranges:
+                content.dirty.remove(start, stop)
+                content.clean.add(start, stop)
+            # Behind the end nothing is left unless the file has grown meanwhile.
+            content.dirty.remove(size, END)
+            if node.size > size:
+                content.dirty.add(size, END)
+            for start, stop in redirty:
+                content.dirty.add(start, stop)
+                content.clean.remove(start, stop)
+            content.base_limit = size
+            volume.note_clean(content)
+        elif node.content is not content:
+            volume.retire(content)
+        node.base = volume.signature(st)
+        node.sent.clear()
+        node.attrs_at = volume.clock()
+        volume.changed_on_share(directory, name)
+        tree.settle(node, volume.clock())
+        journal = volume.journal
+
+        def store() -> None:
+            journal.drop_intents_of(node.ino)
+            if node.content is not None:
+                journal.put_extents(node.content)
+            if xattrs and not node.xattrs:
+                journal.drop_xattrs(node.ino)
+
+        volume.commit_outcome(node, extra=store)
+
+
+def _explains(known: Signature, found: Signature, base: Signature) -> bool:
+    """Whether something that we sent explains what the share shows."""
+    if known.mtime_ns == IN_PLACE:
+        return base.size <= found.size <= known.size if known.size != END else True
+    # The share may keep times more coarsely than we send them.
+    return known.size == found.size and 0 <= known.mtime_ns - found.mtime_ns < 2_000_000_000

@@ -1,0 +1,426 @@
+"""The flusher: takes due items in order, asks the planner, and runs steps in parallel.
+
+An item that must wait is filed under the item it waits for and looked at again when that one
+changes. When nothing can move because items wait for each other, the order edges of the cycle are
+dropped, and if that is not enough an occupant is parked under a temporary name.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import logging
+import math
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+import trio
+
+from wbcache.flush import blocking
+from wbcache.flush.conflict import settle_conflict
+from wbcache.flush.errors import describe, refused
+from wbcache.flush.files import FileFlusher
+from wbcache.flush.names import NameFlusher
+from wbcache.flush.plan import (
+    Copy,
+    InPlace,
+    Link,
+    MakeDirectory,
+    Park,
+    Planner,
+    Publish,
+    Remove,
+    Rename,
+    SetAttributes,
+    Step,
+    Wait,
+)
+from wbcache.flush.timing import Timing
+from wbcache.node import Directory, Node
+from wbcache.tree import Item, Name
+from wbcache.volume import Volume
+
+log = logging.getLogger(__name__)
+
+SMALL = 1 << 20
+"""Files up to so many bytes move on the many small workers, larger ones on the few others."""
+
+
+class Flusher:
+    """Brings the share in line with the mount; `run` is its only task."""
+
+    def __init__(self, volume: Volume, gone: Callable[[Directory, bytes], None]) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self._gone = gone
+        """Takes over that somebody else removed a name from the share."""
+        self.files = FileFlusher(volume)
+        self.names = NameFlusher(volume, self.files)
+        self.planner = Planner(volume.tree)
+        self.timing = Timing(volume)
+        self.suspended = False
+        """The share may not be changed (it has not been verified yet)."""
+        self._event = trio.Event()
+        self._tick = count()
+        self._due: list[tuple[float, int, Item]] = []
+        self._due_at: dict[Item, float] = {}
+        self._ready: list[tuple[int, int, Item]] = []
+        self._is_ready: set[Item] = set()
+        self._waiting: dict[Item, Item | None] = {}
+        self._waiters: dict[Item, set[Item]] = {}
+        self._large: deque[Item] = deque()
+        self._running_small = 0
+        self._running_large = 0
+        self.later: list[Name] = []
+        """Temporaries whose removal failed; tried again at the next drain or mount."""
+        self.idle = trio.Condition()
+        """Notified whenever steps have ended."""
+        volume.tree.wake = self.wake
+
+    # -- for others ----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed."""
+        self._event.set()
+
+    def pull(self, item: Item) -> None:
+        """Make an item due at once; one that failed before is tried again."""
+        if isinstance(item, Node):
+            item.pulled = True
+            item.retry_at = 0.0
+            if item.trouble and item.retries >= 0:
+                item.trouble = None
+                self._tree.account(item)
+            self.timing.release(item)
+        else:
+            change = self._tree.changes.get(item)
+            if change is None:
+                return
+            change.pulled, change.retry_at, change.trouble = True, 0.0, None
+        self._tree.touch_item(item)
+
+    def drain(self) -> None:
+        """From now on everything is due at once."""
+        self.timing.all_due = True
+        for item in self.unfinished():
+            self.pull(item)
+
+    def unfinished(self) -> list[Item]:
+        """Every item that the share does not have as it should be."""
+        tree = self._tree
+        items: list[Item] = [n for n in tree.dirty if not tree.excluded(n)]
+        for directory, name in tree.changes:
+            if tree.wanted(directory, name) is None:
+                items.append((directory, name))
+        return items
+
+    @property
+    def running(self) -> int:
+        """Steps under way."""
+        return self._running_small + self._running_large
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Flush for ever."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._event = trio.Event()
+                self._take_touched()
+                now = self._volume.clock()
+                while self._due and self._due[0][0] <= now:
+                    at, _, item = heapq.heappop(self._due)
+                    if self._due_at.get(item) == at:
+                        del self._due_at[item]
+                        self._make_ready(item)
+                if not self.suspended:
+                    self._start_steps(nursery)
+                    if self._volume.strays:
+                        nursery.start_soon(self._sweep)
+                    if self._volume.trash:
+                        nursery.start_soon(self._volume.empty_trash)
+                if self._tree.touched:
+                    continue
+                until = self._due[0][0] if self._due else math.inf
+                with trio.move_on_after(max(0.0, until - self._volume.clock())):
+                    await self._event.wait()
+
+    def _take_touched(self) -> None:
+        touched, self._tree.touched = self._tree.touched, set()
+        for item in touched:
+            self._waiting.pop(item, None)
+            for waiter in self._waiters.pop(item, ()):
+                if self._waiting.get(waiter) == item:
+                    del self._waiting[waiter]
+                    self._make_ready(waiter)
+            self._schedule(item)
+
+    def _schedule(self, item: Item) -> None:
+        due = self.timing.due(item)
+        if due is None:
+            self._due_at.pop(item, None)
+        elif due <= self._volume.clock():
+            self._make_ready(item)
+        elif self._due_at.get(item) != due:
+            self._due_at[item] = due
+            heapq.heappush(self._due, (due, next(self._tick), item))
+
+    def _make_ready(self, item: Item) -> None:
+        if item not in self._is_ready:
+            self._is_ready.add(item)
+            heapq.heappush(self._ready, (self._seq(item), next(self._tick), item))
+
+    def _seq(self, item: Item) -> int:
+        if isinstance(item, Node):
+            return item.dirty.since if item.dirty is not None else 0
+        change = self._tree.changes.get(item)
+        return change.seq if change is not None else 0
+
+    def _start_steps(self, nursery: trio.Nursery) -> None:
+        flush = self._volume.config.flush
+        for _ in range(min(len(self._large), flush.workers - self._running_large)):
+            self._make_ready(self._large.popleft())
+        while self._ready and self._running_small < flush.small_workers:
+            _, _, item = heapq.heappop(self._ready)
+            self._is_ready.discard(item)
+            due = self.timing.due(item)
+            if due is None:
+                continue
+            if due > self._volume.clock():
+                self._schedule(item)
+                continue
+            if isinstance(item, Node):
+                self.timing.release(item)
+            plan = self.planner.plan(item)
+            if plan is None:
+                self._nothing_to_do(item)
+            elif isinstance(plan, Wait):
+                self._wait(item, plan.on)
+            else:
+                self._start(nursery, item, plan)
+        if not self.running and not self._ready and self._waiting:
+            self._break_cycle(nursery)
+
+    def _nothing_to_do(self, item: Item) -> None:
+        if isinstance(item, Node) and item.dirty is not None and not item.busy:
+            if item.links:
+                self._tree.settle_if_clean(item)
+        elif isinstance(item, Node) and item.transfer and not item.links and not item.busy:
+            # Nobody wants it any more.
+            self.files.abandon(item)
+            self._volume.forget_if_gone(item)
+
+    def _wait(self, item: Item, on: Item | None) -> None:
+        self._waiting[item] = on
+        if on is None:
+            return
+        self._waiters.setdefault(on, set()).add(item)
+        if on != item and on not in self._waiting and on not in self._is_ready:
+            # What others wait for is due, whatever its own time.
+            if isinstance(on, Node):
+                if not on.busy and not on.pulled:
+                    on.pulled = True
+                    self._schedule(on)
+            elif (change := self._tree.changes.get(on)) is not None and not change.pulled:
+                change.pulled = True
+                self._schedule(on)
+
+    def _break_cycle(self, nursery: trio.Nursery) -> None:
+        """Nothing runs and nothing is ready: do one step without its order edges."""
+        stuck = sorted((item for item in self._waiting if self._is_stuck(item)), key=self._seq)
+        if not stuck:
+            return
+        steps: list[tuple[int, int, Item, Step]] = []
+        for item in stuck:
+            plan = self.planner.plan(item, ordered=False)
+            if plan is not None and not isinstance(plan, Wait):
+                steps.append((_urgency(plan), self._seq(item), item, plan))
+        if not steps:
+            for item in stuck:
+                park = self.planner.park(item)
+                if park is not None:
+                    steps.append((9, self._seq(item), item, park))
+        if steps:
+            _, _, item, plan = min(steps, key=lambda s: s[:2])
+            self._waiting.pop(item, None)
+            self._start(nursery, item, plan)
+
+    def _is_stuck(self, item: Item) -> bool:
+        """Whether what an item waits for is itself waiting, in the end for itself."""
+        seen = set()
+        at: Item | None = item
+        while at is not None and at in self._waiting:
+            if at in seen:
+                return True
+            seen.add(at)
+            at = self._waiting[at]
+        if at is not None and self.timing.due(at) in (None, 0.0) and at not in self._due_at:
+            # It waits for something that will not move by itself.
+            return not (isinstance(at, Node) and (at.trouble or self._tree.held(at)))
+        return False
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _start(self, nursery: trio.Nursery, item: Item, step: Step) -> None:
+        node = step.node
+        large = isinstance(step, Copy | InPlace) and node.dirty_bytes > SMALL
+        if large and self._running_large >= self._volume.config.flush.workers:
+            self._large.append(item)
+            return
+        node.busy = True
+        if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
+            change.busy = True
+        if large:
+            self._running_large += 1
+        else:
+            self._running_small += 1
+        nursery.start_soon(self._run_step, item, step, large)
+
+    async def _run_step(self, item: Item, step: Step, large: bool) -> None:
+        node = step.node
+        error: OSError | None = None
+        try:
+            await self._do(step)
+        except blocking.ConflictError:
+            error = await self._conflict(step)
+        except blocking.LostTemporaryError:
+            if isinstance(step, Rename | Park):
+                error = self._source_gone(step)
+        except OSError as caught:
+            error = caught
+        except Exception as caught:
+            log.exception("a flush step failed")
+            error = OSError(errno.EIO, f"internal error: {caught}")
+        finally:
+            node.busy = False
+            if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
+                change.busy = False
+            if large:
+                self._running_large -= 1
+            else:
+                self._running_small -= 1
+        if error is None:
+            node.retries = 0
+        else:
+            self._failed(item, step, error)
+        self._tree.touch_item(item)
+        self._tree.touch_item(node)
+        if not isinstance(item, Node) or node is not item:
+            self._volume.forget_if_gone(node)
+        async with self.idle:
+            self.idle.notify_all()
+
+    async def _do(self, step: Step) -> None:
+        if isinstance(step, Copy):
+            await self.files.copy(step.node, step.directory)
+        elif isinstance(step, Publish):
+            if step.node.is_symlink:
+                await self.names.publish_symlink(step.node, step.to, step.occupant)
+            else:
+                await self.files.publish(step.node, step.to, step.occupant)
+        elif isinstance(step, InPlace):
+            await self.files.update(step.node, step.at)
+        elif isinstance(step, SetAttributes):
+            await self.files.set_attributes(step.node, step.at)
+        elif isinstance(step, MakeDirectory):
+            await self.names.make_directory(step.node, temporary=step.temporary)
+        elif isinstance(step, Rename):
+            await self.names.rename(step.node, step.old, step.to, step.occupant)
+        elif isinstance(step, Link):
+            await self.names.link(step.node, step.old, step.to, step.occupant)
+        elif isinstance(step, Remove):
+            await self.names.remove(step.node, step.at)
+        else:
+            await self.names.park(step.node, step.at)
+
+    async def _conflict(self, step: Step) -> OSError | None:
+        at: Name
+        ours: Node | None = step.node
+        if isinstance(step, Publish | Rename | Link):
+            at = step.to
+        elif isinstance(step, MakeDirectory):
+            at = step.node.links[0]
+        elif isinstance(step, Remove):
+            at, ours = step.at, None
+        elif isinstance(step, InPlace | Park | SetAttributes):
+            at = step.at
+        else:
+            return None
+        try:
+            await settle_conflict(self._volume, ours, at)
+        except OSError as error:
+            return error
+        return None
+
+    def _source_gone(self, step: Rename | Park) -> OSError | None:
+        """What we were to rename is not there: somebody else removed or moved it."""
+        at = step.old if isinstance(step, Rename) else step.at
+        self._gone(*at)
+        return None
+
+    def _failed(self, item: Item, step: Step, error: OSError) -> None:
+        volume = self._volume
+        target: Node | object = item if isinstance(item, Node) else self._tree.changes.get(item)
+        path = self._tree.path(step.node)
+        text = f"{type(step).__name__} of {os.fsdecode(path)!r}: {describe(error)}"
+        if isinstance(target, Node) or target is not None:
+            if refused(error):
+                target.trouble = describe(error)  # type: ignore[attr-defined]
+                volume.report(f"quarantined: {text}")
+                if isinstance(target, Node):
+                    if target.transfer:
+                        self.files.abandon(target)
+                    self._tree.account(target)
+                return
+            retry = volume.config.flush.retry
+            retries = target.retries = target.retries + 1  # type: ignore[attr-defined]
+            delay = min(retry.max, retry.first * 2.0 ** min(retries - 1, 30))
+            delay *= random.uniform(0.75, 1.25)
+            target.retry_at = volume.clock() + delay  # type: ignore[attr-defined]
+            log.log(
+                logging.WARNING if retries == 1 else logging.INFO,
+                "%s; tried again in %.1f s",
+                text,
+                delay,
+            )
+        for directory in _directories(step):
+            volume.share.forget_directory(directory)
+
+    async def _sweep(self) -> None:
+        """Remove temporaries that nothing needs."""
+        volume = self._volume
+        strays, volume.strays = volume.strays, []
+        for directory, name in strays:
+            try:
+                if directory.on_share:
+                    parent = await volume.share.directory(directory, flush=True)
+                    await volume.share.work(blocking.remove_temporary, parent, name)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.info("temporary %r stays for now: %s", name, describe(error))
+                self.later.append((directory, name))
+                continue
+            volume.journal.drop_temporary(name)
+
+
+def _urgency(step: Step) -> int:
+    """The order in which a cycle is undone: bytes, names, removals."""
+    if isinstance(step, Copy | InPlace):
+        return 0
+    if isinstance(step, Remove):
+        return 3
+    return 1 if isinstance(step, MakeDirectory) else 2
+
+
+def _directories(step: Step) -> list[Directory]:
+    found = []
+    for name in (getattr(step, "old", None), getattr(step, "to", None), getattr(step, "at", None)):
+        if name is not None:
+            found.append(name[0])
+    if isinstance(step, Copy):
+        found.append(step.directory)
+    return found

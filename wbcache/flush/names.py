@@ -1,0 +1,197 @@
+"""How names reach the share: directories, renames, links, removals.
+
+Each step records an intent durably where its answer can be lost, makes one composite call in a
+thread, and takes the outcome over into the share view.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from wbcache.flush import blocking
+from wbcache.flush.files import FileFlusher
+from wbcache.journal import Intent
+from wbcache.node import Directory, Node, Signature
+from wbcache.share import calls
+from wbcache.tree import Name
+from wbcache.volume import Volume
+
+
+class NameFlusher:
+    """Brings the share's names in line, one step at a time."""
+
+    def __init__(self, volume: Volume, files: FileFlusher) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self._share = volume.share
+        self._files = files
+
+    async def make_directory(self, node: Directory, *, temporary: bool) -> None:
+        """Make a directory: under its own name, or under a temporary one beside its target."""
+        volume = self._volume
+        parent, name = node.links[0]
+        if temporary:
+            name = volume.temporary_names.fresh()
+            volume.journal.add_temporary(parent, name)
+        owner = None
+        if volume.capabilities.chown and node.uid | node.gid:
+            owner = (node.uid, node.gid)
+        self._tree.snapshot(node)
+        descriptor = await self._share.directory(parent, flush=True)
+        st, new = await self._share.work(
+            blocking.make_directory, descriptor, name, stat.S_IMODE(node.mode), owner
+        )
+        now = volume.clock()
+        node.base = volume.signature(st)
+        node.attrs_at = now
+        self._tree.set_share(parent, name, node, now)
+        volume.changed_on_share(parent, name)
+        # One that was there already may hold anything; one that we made holds nothing yet.
+        node.listed_at = now if new else None
+        if not new:
+            path = os.fsdecode(self._tree.name_path(parent, name))
+            volume.report(f"directory {path!r} was made on the share too; the two are one now")
+        self._tree.settle(node, now)
+        journal = volume.journal
+        extra = (lambda: journal.drop_temporary(name)) if temporary else None
+        volume.commit_outcome(node, (parent, name), extra=extra)
+
+    async def publish_symlink(self, node: Node, to: Name, occupant: Node | None) -> None:
+        """Make a symbolic link, in place of whatever had the name."""
+        volume = self._volume
+        directory, name = to
+        self._tree.snapshot(node)
+        parent = await self._share.directory(directory, flush=True)
+        if occupant is None:
+            await self._share.work(blocking.make_symlink, parent, name, node.target)
+        else:
+            with volume.temporary(directory) as temporary:
+                await self._share.work(calls.symlink, parent, temporary, node.target)
+                await self._share.work(
+                    blocking.move,
+                    parent,
+                    temporary,
+                    parent,
+                    name,
+                    is_ours=_is_symlink,
+                    occupant=self._files.accepts(occupant),
+                    noreplace=False,
+                    link=False,
+                )
+        attributes = self._files.attributes(node, new=True)
+        _, st = await self._share.work(
+            blocking.set_attributes, parent, name, attributes, is_symlink=True
+        )
+        now = volume.clock()
+        node.meta = 0
+        node.base = volume.signature(st)
+        node.attrs_at = now
+        self._tree.set_share(directory, name, node, now)
+        self._finish(node, to, occupant)
+
+    async def rename(self, node: Node, old: Name, to: Name, occupant: Node | None) -> None:
+        """Move what the share has under ``old`` to ``to``."""
+        share, volume = self._share, self._volume
+        journal = volume.journal
+        signature = node.base or Signature(0, 0, 0)
+        ids = journal.add_intents([Intent("rename", node.ino, to[0].ino, to[1], *signature)])
+        await volume.sync_journal()
+        source = await share.directory(old[0], flush=True)
+        target = await share.directory(to[0], flush=True)
+        self._tree.snapshot(node)
+        share.moves += 1
+        try:
+            await share.work(
+                blocking.move,
+                source,
+                old[1],
+                target,
+                to[1],
+                is_ours=self._files.accepts(node),
+                occupant=self._files.accepts(occupant) if occupant is not None else None,
+                noreplace=volume.capabilities.noreplace,
+                link=False,
+            )
+        finally:
+            share.moves += 1
+        now = volume.clock()
+        self._tree.set_share(*old, None, now)
+        self._tree.set_share(*to, node, now)
+        if isinstance(node, Directory):
+            node.renamed = False
+        volume.changed_on_share(*old)
+        self._finish(node, to, occupant, old, ids=ids)
+
+    async def park(self, node: Node, at: Name) -> None:
+        """Move what has a name on the share aside, so that another node can take it."""
+        temporary = self._volume.temporary_names.fresh()
+        await self.rename(node, at, (at[0], temporary), None)
+
+    async def link(self, node: Node, old: Name, to: Name, occupant: Node | None) -> None:
+        """A further name for a file that the share has."""
+        volume, share = self._volume, self._share
+        source = await share.directory(old[0], flush=True)
+        target = await share.directory(to[0], flush=True)
+        accepts = self._files.accepts(node)
+        self._tree.snapshot(node)
+        if occupant is None:
+            await share.work(blocking.make_link, source, old[1], target, to[1], accepts)
+        else:
+            with volume.temporary(to[0]) as temporary:
+                await share.work(calls.link, source, old[1], target, temporary)
+                await share.work(
+                    blocking.move,
+                    target,
+                    temporary,
+                    target,
+                    to[1],
+                    is_ours=accepts,
+                    occupant=self._files.accepts(occupant),
+                    noreplace=False,
+                    link=False,
+                )
+        self._tree.set_share(*to, node, volume.clock())
+        self._finish(node, to, occupant)
+
+    async def remove(self, node: Node, at: Name) -> None:
+        """Remove a name from the share."""
+        volume, share = self._volume, self._share
+        directory, name = at
+        parent = await share.directory(directory, flush=True)
+        if isinstance(node, Directory):
+            await share.work(blocking.remove_directory, parent, name)
+        else:
+            if node.handles and node.share_fd is None and self._needs_share(node):
+                # Somebody still reads it: an open descriptor keeps the bytes.
+                node.share_fd = await share.work(calls.open_file, parent, name, os.O_RDONLY)
+            await share.work(blocking.remove_file, parent, name, self._files.accepts(node))
+        self._tree.set_share(directory, name, None, volume.clock())
+        volume.changed_on_share(directory, name)
+        volume.commit_outcome(at, node)
+        volume.forget_if_gone(node)
+
+    def _needs_share(self, node: Node) -> bool:
+        content = node.content
+        return node.is_file and (content is None or not content.local(0, node.size, node.size))
+
+    def _finish(
+        self,
+        node: Node,
+        to: Name,
+        occupant: Node | None,
+        *others: Name,
+        ids: list[int] | None = None,
+    ) -> None:
+        volume = self._volume
+        volume.changed_on_share(*to)
+        self._tree.settle(node, volume.clock())
+        extra = (lambda: volume.journal.drop_intents(ids)) if ids else None
+        gone = [occupant] if occupant is not None else []
+        volume.commit_outcome(node, to, *others, *gone, extra=extra)
+        for other in gone:
+            volume.forget_if_gone(other)
+
+
+def _is_symlink(st: os.stat_result) -> bool:
+    return stat.S_ISLNK(st.st_mode)

@@ -1,0 +1,362 @@
+"""Which step brings the share nearer to the mount, for one item; nothing is done here.
+
+A step is allowed when its *hard* edges hold (the parent exists on the share, the name is free, the
+directory is empty) and its *order* edges do: the second are what lets the share be trusted at any
+moment (docs/internals.md). When a step is not allowed the answer names the item it waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wbcache.flush.transfer import Transfer
+from wbcache.node import Directory, Node
+from wbcache.tree import Item, Name, Tree
+
+REWRITE_LIMIT = 64 << 20
+"""Patched files of up to so many bytes are published whole, when all their bytes are here."""
+
+
+@dataclass(frozen=True)
+class MakeDirectory:
+    node: Directory
+    temporary: bool
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Move a file's bytes to a temporary."""
+
+    node: Node
+    directory: Directory
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Let a name show what a temporary holds (or a new symbolic link)."""
+
+    node: Node
+    to: Name
+    occupant: Node | None
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Append to the share's file, patch it, or cut it."""
+
+    node: Node
+    at: Name
+
+
+@dataclass(frozen=True)
+class SetAttributes:
+    node: Node
+    at: Name
+
+
+@dataclass(frozen=True)
+class Rename:
+    node: Node
+    old: Name
+    to: Name
+    occupant: Node | None
+
+
+@dataclass(frozen=True)
+class Link:
+    node: Node
+    old: Name
+    to: Name
+    occupant: Node | None
+
+
+@dataclass(frozen=True)
+class Remove:
+    node: Node
+    at: Name
+
+
+@dataclass(frozen=True)
+class Park:
+    """Move what occupies a name aside, to a temporary name in the same directory."""
+
+    node: Node
+    at: Name
+
+
+Step = MakeDirectory | Copy | Publish | InPlace | SetAttributes | Rename | Link | Remove | Park
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Not now: another item comes first. None: until the item is touched again."""
+
+    on: Item | None
+
+
+class Planner:
+    """Computes steps from the tree alone."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._ordered = True
+
+    def plan(self, item: Item, *, ordered: bool = True) -> Step | Wait | None:
+        """The next step for an item; None when the share has it as it should be.
+
+        Without ``ordered`` only hard edges count: the way out of a cycle.
+        """
+        self._ordered = ordered
+        if isinstance(item, Node):
+            return self._node(item)
+        return self._name(*item)
+
+    def park(self, item: Item) -> Park | None:
+        """The step that frees the name an item waits for, when nothing else can."""
+        node = item if isinstance(item, Node) else item[0].local.get(item[1])
+        if node is None:
+            return None
+        for directory, name in node.links:
+            occupant = directory.share.get(name)
+            if occupant is None or occupant is node or occupant.busy:
+                continue
+            if not self._in_place(directory):
+                continue
+            return Park(occupant, (directory, name))
+        return None
+
+    def _in_place(self, directory: Directory) -> bool:
+        at: Directory | None = directory
+        while at is not None and at is not self._tree.root:
+            if at.links != at.slinks:
+                return False
+            at = at.parent
+        return at is self._tree.root
+
+    # -- files and links -----------------------------------------------------------------------
+
+    def _node(self, node: Node) -> Step | Wait | None:
+        if node.busy:
+            return Wait(node)
+        if node.trouble:
+            return None
+        if not node.links:
+            return self._replaced(node)
+        if node.dirty is None or self._tree.excluded(node):
+            return None
+        if isinstance(node, Directory):
+            return self._directory(node)
+        present = [link for link in node.links if link[0].share.get(link[1]) is node]
+        missing = [link for link in node.links if link[0].share.get(link[1]) is not node]
+        content = node.content
+        if not node.slinks or (content is not None and content.whole):
+            if self._tree.held(node):
+                return None
+            return self._publish(node, present[0] if present else missing[0])
+        if node.content_dirty:
+            if self._rewrite(node):
+                return self._publish(node, present[0] if present else missing[0])
+            return self._in_place_step(node, present[0] if present else node.slinks[0])
+        if node.meta:
+            return SetAttributes(node, present[0] if present else node.slinks[0])
+        if missing:
+            return self._move(node, missing[0])
+        return None
+
+    def _replaced(self, node: Node) -> Step | Wait | None:
+        """A finished transfer of a file that was replaced meanwhile still goes out.
+
+        Otherwise a file that is replaced faster than it moves would never arrive.
+        """
+        transfer = node.transfer
+        if not isinstance(transfer, Transfer) or transfer.last_name is None:
+            return None
+        directory, name = transfer.last_name
+        if name not in directory.local or not directory.on_share or not transfer.current:
+            return None
+        occupant = directory.share.get(name)
+        if occupant is not None and self._occupied(occupant, node, (directory, name)):
+            return None
+        if self._tree.latest_before(transfer.seq, node) is not None:
+            return None
+        return Publish(node, (directory, name), occupant)
+
+    def _publish(self, node: Node, to: Name) -> Step | Wait | None:
+        directory, name = to
+        if not directory.on_share:
+            return Wait(directory)
+        transfer = node.transfer
+        if not node.is_symlink and not (isinstance(transfer, Transfer) and transfer.current):
+            return Copy(node, directory)
+        occupant = directory.share.get(name)
+        if occupant is not None and occupant is not node:
+            blocked = self._occupied(occupant, node, to)
+            if blocked is not None:
+                return blocked
+        change = self._tree.changes.get(to)
+        content = node.content
+        seq = change.seq if change is not None else content.seq if content else self._tree.seq
+        if content is not None and occupant is not None:
+            seq = max(seq, content.seq)
+        blocked = self._order(directory, seq, node, replaces=occupant is not None)
+        return blocked or Publish(node, to, occupant)
+
+    def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
+        content, base = node.content, node.base
+        assert content is not None
+        grows = base is not None and content.dirty.first >= base.size and node.size >= base.size
+        if not grows and node.dirty is not None:
+            blocked = self._order(at[0], node.dirty.since, node, replaces=True)
+            if blocked is not None:
+                return blocked
+        return InPlace(node, at)
+
+    def _rewrite(self, node: Node) -> bool:
+        """Whether a patched file is better published whole."""
+        content, base = node.content, node.base
+        assert content is not None
+        if base is not None and content.dirty.first >= base.size and node.size >= base.size:
+            return False
+        return (
+            node.size <= REWRITE_LIMIT
+            and len(node.links) == 1
+            and len(node.slinks) <= 1
+            and content.local(0, node.size, node.size)
+        )
+
+    def _move(self, node: Node, to: Name) -> Step | Wait:
+        directory, name = to
+        if not directory.on_share:
+            return Wait(directory)
+        occupant = directory.share.get(name)
+        if occupant is not None:
+            blocked = self._occupied(occupant, node, to)
+            if blocked is not None:
+                return blocked
+        change = self._tree.changes[to]
+        blocked = self._order(directory, change.seq, node, replaces=occupant is not None)
+        if blocked is not None:
+            return blocked
+        for old in node.slinks:
+            if old[0].local.get(old[1]) is not node:
+                return Rename(node, old, to, occupant)
+        return Link(node, node.slinks[0], to, occupant)
+
+    # -- directories ---------------------------------------------------------------------------
+
+    def _directory(self, node: Directory) -> Step | Wait | None:
+        to = node.links[0]
+        parent, name = to
+        if not parent.on_share:
+            return Wait(parent)
+        if node.slinks == node.links:
+            if not node.meta:
+                return None
+            # Its times are set when nothing will change them any more.
+            return SetAttributes(node, to) if not node.unsynced else Wait(None)
+        if not node.slinks and node.renamed:
+            return MakeDirectory(node, temporary=True)
+        if node.slinks:
+            inside = self._moved_inside(parent, node)
+            if inside is not None:
+                return Wait(inside)
+        occupant = parent.share.get(name)
+        if occupant is not None:
+            blocked = self._occupied(occupant, node, to)
+            if blocked is not None:
+                return blocked
+        if not node.slinks:
+            return MakeDirectory(node, temporary=False)
+        blocked = self._order(parent, self._tree.changes[to].seq, node, replaces=False)
+        return blocked or Rename(node, node.slinks[0], to, None)
+
+    def _moved_inside(self, parent: Directory, node: Directory) -> Directory | None:
+        """When ``parent`` is inside ``node`` on the share: the directory that must leave first."""
+        at, leaves = parent, None
+        while at is not self._tree.root:
+            if at is node:
+                return leaves
+            if leaves is None and at.links != at.slinks:
+                leaves = at
+            if not at.slinks:
+                return None
+            at = at.slinks[0][0]
+        return None
+
+    # -- removals ------------------------------------------------------------------------------
+
+    def _name(self, directory: Directory, name: bytes) -> Step | Wait | None:
+        change = self._tree.changes.get((directory, name))
+        if change is None or change.trouble:
+            return None
+        wanted = self._tree.wanted(directory, name)
+        if wanted is not None:
+            return Wait(wanted) if wanted.dirty is not None else None
+        node = directory.share[name]
+        return self._remove(node, (directory, name))
+
+    def _remove(self, node: Node, at: Name) -> Step | Wait:
+        change = self._tree.changes.get(at)
+        if change is not None and change.busy:
+            return Wait(at)
+        if node.busy:
+            return Wait(node)
+        if node.links and (node.is_dir or node.dirty is not None):
+            return Wait(node)  # it moves from here, or is published elsewhere first
+        if isinstance(node, Directory) and node.share:
+            return Wait((node, next(iter(node.share))))
+        seq = change.seq if change is not None else self._tree.seq
+        return self._order(at[0], seq, None, replaces=True) or Remove(node, at)
+
+    # -- edges ---------------------------------------------------------------------------------
+
+    def _occupied(self, occupant: Node, node: Node, at: Name) -> Step | Wait | None:
+        """What has to happen before ``node`` may take a name that ``occupant`` has on the share."""
+        if occupant.busy:
+            return Wait(occupant)
+        if occupant.links:
+            if occupant.is_dir:
+                return Wait(occupant)
+            moves = any(d.share.get(n) is not occupant for d, n in occupant.links)
+            if moves and occupant.dirty is not None:
+                return Wait(occupant)
+        if not occupant.is_dir and not node.is_dir:
+            return None  # replaced in one step
+        return self._remove(occupant, at)
+
+    def _order(
+        self, directory: Directory, seq: int, node: Node | None, *, replaces: bool
+    ) -> Wait | None:
+        if not self._ordered:
+            return None
+        tree = self._tree
+        if not replaces:
+            blocker = tree.latest_below(directory, seq, node)
+            return Wait(blocker) if blocker is not None else None
+        blocker = tree.latest_before(seq, node)
+        if blocker is not None:
+            return Wait(blocker)
+        for other in tree.holding:
+            if (
+                other is not node
+                and other.dirty is not None
+                and other.dirty.since < seq
+                and self._guards(other, directory)
+            ):
+                return Wait(other)
+        return None
+
+    def _guards(self, other: Node, directory: Directory) -> bool:
+        """Whether a held or quarantined node keeps removals in ``directory`` waiting.
+
+        It does so where its predecessors are likely to be: beside it, and in the directories
+        beside its own. A file at the root guards the root's own names only.
+        """
+        tree = self._tree
+        for own, _ in other.links:
+            if own is directory:
+                return True
+            parent = own.parent
+            if parent is not None and tree.is_below(directory, parent):
+                return True
+        return False

@@ -1,0 +1,71 @@
+"""When a dirty item is due."""
+
+from __future__ import annotations
+
+from wbcache.node import Node
+from wbcache.tree import Item
+from wbcache.volume import Volume
+
+LOG_LIMIT = 16 << 20
+"""A new file that is only appended to and smaller than this is taken for a log, in bytes."""
+
+HELD_LIMIT = 600.0
+"""Seconds after which a new file that is still being written goes out as a snapshot, and without a
+write after which a replacement does."""
+
+
+class Timing:
+    """Due times, monotonic seconds."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self.all_due = False
+        """A drain: nothing waits for its time."""
+
+    def due(self, item: Item) -> float | None:
+        """When an item is due; 0 is at once; None when only an event makes it due."""
+        if not isinstance(item, Node):
+            change = self._tree.changes.get(item)
+            if change is None or change.trouble:
+                return None
+            if self.all_due or change.pulled:
+                return change.retry_at
+            return max(change.first + self._volume.config.flush.idle_delay, change.retry_at)
+        if item.dirty is None or not item.links:
+            return 0.0 if item.transfer else None
+        if item.trouble or self._tree.excluded(item):
+            return None
+        if self._tree.held(item):
+            return self._held_until(item)
+        if self.all_due or item.pulled or item.is_dir:
+            return item.retry_at
+        idle_delay, max_age = self.delays(item)
+        dirty = item.dirty
+        return max(min(dirty.last + idle_delay, dirty.first + max_age), item.retry_at)
+
+    def _held_until(self, node: Node) -> float:
+        """When a file that is still open for writing goes out all the same."""
+        dirty = node.dirty
+        assert dirty is not None
+        if self.all_due:
+            return 0.0
+        if node.slinks or node.base is not None:
+            return dirty.last + HELD_LIMIT
+        if node.append_only and node.size < LOG_LIMIT:
+            return dirty.first + self.delays(node)[1]
+        return dirty.first + HELD_LIMIT
+
+    def delays(self, node: Node) -> tuple[float, float]:
+        """(idle delay, maximum age) of a node, by its policy."""
+        flush = self._volume.config.flush
+        if not self._volume.config.policies:
+            return flush.idle_delay, flush.max_age
+        policy = self._volume.policies.for_path(self._tree.path(node))
+        return policy.idle_delay, policy.max_age
+
+    def release(self, node: Node) -> None:
+        """A held node's time has come: from now on it is ordered like any other."""
+        if self._tree.held(node):
+            node.released = True
+            self._tree.account(node)

@@ -1,0 +1,346 @@
+"""The journal: durable rows of everything the share does not have yet, and of what we know of it.
+
+SQLite in WAL mode, one transaction an operation. A committed transaction survives kill -9 (it is in
+the page cache); `sync` makes all of them survive a power loss. The journal describes state, not
+operations: each row is the newest version of a node or a name.
+
+Raises OSError (ENOSPC, EIO) when a transaction can't be stored; nothing of it is then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from wbcache.errors import CacheFormatError
+from wbcache.extents import Extents
+from wbcache.node import Content, Directory, Node
+from wbcache.tree import Item, Name, NameChange
+
+FORMAT = 1
+"""Version of the on-disk format; raised when an older wbcache could not read the rows."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS node (
+    ino INTEGER PRIMARY KEY, mode INT, uid INT, gid INT, rdev INT,
+    atime INT, mtime INT, ctime INT, size INT, target BLOB,
+    base_size INT, base_mtime INT, base_ino INT,
+    gen INT, whole INT, base_limit INT, gen_seq INT, meta INT, since INT, flags INT);
+CREATE TABLE IF NOT EXISTS name (
+    parent INT, name BLOB, local INT, share INT, seq INT, time INT,
+    PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS extent (
+    id INTEGER PRIMARY KEY, gen INT, start INT, stop INT, state INT);
+CREATE INDEX IF NOT EXISTS extent_gen ON extent (gen);
+CREATE TABLE IF NOT EXISTS xattr (ino INT, name BLOB, value BLOB, PRIMARY KEY (ino, name))
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS temporary (name BLOB PRIMARY KEY, parent INT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS intent (
+    id INTEGER PRIMARY KEY, kind TEXT, ino INT, parent INT, name BLOB,
+    size INT, mtime INT, sino INT);
+"""
+
+EXTENT_DIRTY, EXTENT_CLEAN, EXTENT_ABSENT = 1, 2, 0
+
+FLAG_APPEND_ONLY = 1
+FLAG_OURS = 2
+FLAG_RENAMED = 4
+FLAG_LISTED = 8
+
+_CHECKPOINT_BYTES = 16 << 20
+
+
+class Intent(NamedTuple):
+    """A change on the share that was about to be made when it was recorded."""
+
+    kind: str
+    """publish, grow, patch, rename, link or remove."""
+    ino: int
+    parent: int
+    name: bytes
+    """Where the change shows on the share."""
+    size: int
+    mtime: int
+    sino: int
+    """What the share would report afterwards."""
+
+
+def _to_oserror(error: sqlite3.Error) -> OSError:
+    text = str(error)
+    if "full" in text:
+        return OSError(errno.ENOSPC, "the cache disk is full: " + text)
+    return OSError(errno.EIO, "the journal can't be written: " + text)
+
+
+class Journal:
+    """An open journal. Used from the event loop only; `sync` and `checkpoint` from threads too."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        new = not os.path.exists(path)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA wal_autocheckpoint=0")
+        self._db.execute("PRAGMA cache_size=-16384")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > FORMAT:
+            self._db.close()
+            raise CacheFormatError(
+                f"cache {os.path.dirname(path)}",
+                f"it was made by a newer wbcache (format {version}, this one knows {FORMAT})",
+                "upgrade wbcache, or use another --cache-dir",
+            )
+        self._db.executescript(_SCHEMA)
+        if new or version < FORMAT:
+            self._db.execute(f"PRAGMA user_version={FORMAT}")
+        self._execute = self._db.execute
+        self._wal_fd = -1
+        self.changes: Mapping[Name, NameChange] = {}
+        """The tree's differing names, whose sequence numbers are stored with the names."""
+        self.unsaved: set[Item] = set()
+        """Items whose last save failed: the next transaction carries them too."""
+
+    def close(self) -> None:
+        """Close the journal; everything in it is durable afterwards."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+        if self._wal_fd >= 0:
+            os.close(self._wal_fd)
+            self._wal_fd = -1
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def save(self, *items: Item, extra: Callable[[], None] | None = None) -> None:
+        """Store the present state of nodes and names in one transaction.
+
+        ``extra`` may put more rows into the same transaction.
+        """
+        execute = self._execute
+        try:
+            execute("BEGIN")
+            try:
+                if self.unsaved:
+                    for item in self.unsaved:
+                        self._put(item)
+                for item in items:
+                    self._put(item)
+                if extra is not None:
+                    extra()
+                execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            for item in items:
+                if isinstance(item, Node):
+                    item.journaled = False
+            raise _to_oserror(error) from error
+        if self.unsaved:
+            self.unsaved.clear()
+
+    def _put(self, item: Item) -> None:
+        if isinstance(item, Node):
+            self._put_node(item)
+        else:
+            self._put_name(*item)
+
+    def _put_node(self, node: Node) -> None:
+        if not node.links and not node.slinks and node.ino != 1:
+            self._execute("DELETE FROM node WHERE ino=?", (node.ino,))
+            if node.content is not None:
+                self._execute("DELETE FROM extent WHERE gen=?", (node.content.gen,))
+            if node.xattrs:
+                self._execute("DELETE FROM xattr WHERE ino=?", (node.ino,))
+            node.journaled = False
+            return
+        content, base, dirty = node.content, node.base, node.dirty
+        flags = node.append_only * FLAG_APPEND_ONLY | node.ours * FLAG_OURS
+        if isinstance(node, Directory):
+            flags |= node.renamed * FLAG_RENAMED | (node.listed_at is not None) * FLAG_LISTED
+        self._execute(
+            "INSERT OR REPLACE INTO node VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                node.ino,
+                node.mode,
+                node.uid,
+                node.gid,
+                node.rdev,
+                node.atime,
+                node.mtime,
+                node.ctime,
+                node.size,
+                node.target or None,
+                base.size if base else None,
+                base.mtime_ns if base else None,
+                base.ino if base else None,
+                content.gen if content else None,
+                content.whole if content else None,
+                content.base_limit if content else None,
+                content.seq if content else None,
+                node.meta,
+                dirty.since if dirty else None,
+                flags,
+            ),
+        )
+        if not node.journaled:
+            node.journaled = True
+            if isinstance(node, Directory):
+                # Its own place must be known too, up to the root.
+                for directory, name in {*node.links, *node.slinks}:
+                    self._put_name(directory, name)
+
+    def _put_name(self, directory: Directory, name: bytes) -> None:
+        if not directory.journaled:
+            self._put_node(directory)
+        local, share = directory.local.get(name), directory.share.get(name)
+        if local is None and share is None:
+            self._execute("DELETE FROM name WHERE parent=? AND name=?", (directory.ino, name))
+            return
+        for node in (local, share):
+            if node is not None and not node.journaled:
+                self._put_node(node)
+        self._execute(
+            "INSERT OR REPLACE INTO name VALUES(?,?,?,?,?,?)",
+            (
+                directory.ino,
+                name,
+                local.ino if local else None,
+                share.ino if share else None,
+                change.seq if (change := self.changes.get((directory, name))) else 0,
+                time.time_ns(),
+            ),
+        )
+
+    def add_extent(self, gen: int, start: int, stop: int, state: int) -> None:
+        """Record that a range of a generation is now dirty, clean or absent."""
+        try:
+            self._execute(
+                "INSERT INTO extent (gen, start, stop, state) VALUES(?,?,?,?)",
+                (gen, start, stop, state),
+            )
+        except sqlite3.Error as error:
+            raise _to_oserror(error) from error
+
+    def put_extents(self, content: Content) -> None:
+        """Replace a generation's ranges by the present ones (inside `save`)."""
+        self._execute("DELETE FROM extent WHERE gen=?", (content.gen,))
+        rows = [(content.gen, a, b, EXTENT_CLEAN) for a, b in content.clean]
+        if not content.whole:
+            rows += [(content.gen, a, b, EXTENT_DIRTY) for a, b in content.dirty]
+        self._db.executemany("INSERT INTO extent (gen, start, stop, state) VALUES(?,?,?,?)", rows)
+
+    def drop_extents(self, gen: int) -> None:
+        """Forget a generation's ranges (inside `save`)."""
+        self._execute("DELETE FROM extent WHERE gen=?", (gen,))
+
+    def put_xattr(self, ino: int, name: bytes, value: bytes | None) -> None:
+        """Record an extended attribute to set (None: to remove) (inside `save`)."""
+        self._execute("INSERT OR REPLACE INTO xattr VALUES(?,?,?)", (ino, name, value))
+
+    def drop_xattrs(self, ino: int) -> None:
+        """The share has a node's extended attributes (inside `save`)."""
+        self._execute("DELETE FROM xattr WHERE ino=?", (ino,))
+
+    def add_temporary(self, directory: Directory, name: bytes) -> None:
+        """Record a temporary before it exists on the share."""
+        self.save(
+            directory,
+            extra=lambda: self._run(
+                "INSERT OR REPLACE INTO temporary VALUES(?,?)", (name, directory.ino)
+            ),
+        )
+
+    def drop_temporary(self, name: bytes) -> None:
+        """The temporary is gone from the share, or has become a file (also inside `save`)."""
+        self._run("DELETE FROM temporary WHERE name=?", (name,))
+
+    def add_intents(self, intents: Iterable[Intent]) -> list[int]:
+        """Record what is about to be done on the share; returns the rows' ids."""
+        ids: list[int] = []
+
+        def insert() -> None:
+            for intent in intents:
+                cursor = self._execute(
+                    "INSERT INTO intent (kind, ino, parent, name, size, mtime, sino)"
+                    " VALUES(?,?,?,?,?,?,?)",
+                    intent,
+                )
+                assert cursor.lastrowid is not None
+                ids.append(cursor.lastrowid)
+
+        self.save(extra=insert)
+        return ids
+
+    def drop_intents(self, ids: Iterable[int]) -> None:
+        """The outcome of these is known and stored (inside `save`)."""
+        self._db.executemany("DELETE FROM intent WHERE id=?", [(i,) for i in ids])
+
+    def drop_intents_of(self, ino: int) -> None:
+        """The outcome of all of a node's intents is known and stored (inside `save`)."""
+        self._execute("DELETE FROM intent WHERE ino=?", (ino,))
+
+    def set_meta(self, key: str, value: str | int) -> None:
+        """Store a fact about the whole cache."""
+        self._run("INSERT OR REPLACE INTO meta VALUES(?,?)", (key, value))
+
+    def _run(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            self._execute(statement, values)
+        except sqlite3.Error as error:
+            raise _to_oserror(error) from error
+
+    # -- durability ----------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make everything committed so far survive a power loss. Blocks; call it in a thread."""
+        if self._wal_fd < 0:
+            try:
+                self._wal_fd = os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+        os.fdatasync(self._wal_fd)
+
+    def checkpoint(self) -> None:
+        """Move the log into the database if it has grown long. Blocks; call it in a thread."""
+        try:
+            if os.stat(self.path + "-wal").st_size < _CHECKPOINT_BYTES:
+                return
+        except FileNotFoundError:
+            return
+        # A connection of its own, so that operations go on meanwhile.
+        db = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            db.execute("PRAGMA wal_checkpoint(RESTART)")
+        finally:
+            db.close()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get_meta(self, key: str) -> str | int | None:
+        """A fact stored by `set_meta`, or None."""
+        row = self._execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return row[0] if row else None
+
+    def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """All rows of a table, in order of its key."""
+        order = {"node": "ino", "name": "parent, name", "extent": "id", "intent": "id"}
+        yield from self._execute(f"SELECT * FROM {table} ORDER BY {order.get(table, 1)}")
+
+
+def extents_of(rows: Iterable[tuple[int, int, int]]) -> tuple[Extents, Extents]:
+    """Replay (start, stop, state) rows in order; returns (dirty, clean)."""
+    dirty, clean = Extents(), Extents()
+    for start, stop, state in rows:
+        for extents, mine in ((dirty, EXTENT_DIRTY), (clean, EXTENT_CLEAN)):
+            if state == mine:
+                extents.add(start, stop)
+            else:
+                extents.remove(start, stop)
+    return dirty, clean

@@ -1,0 +1,227 @@
+"""From the journal's rows back to a tree: what every start does, after a kill or not.
+
+docs/internals.md has the crash table: what may be on disk, and what repairs it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wbcache.extents import END, Extents
+from wbcache.journal import (
+    FLAG_APPEND_ONLY,
+    FLAG_OURS,
+    FLAG_RENAMED,
+    Intent,
+    Journal,
+    extents_of,
+)
+from wbcache.node import ROOT_INO, Content, Directory, Dirty, Node, Signature
+from wbcache.store import Store
+from wbcache.tree import Name, NameChange, Tree
+
+
+@dataclass
+class Loaded:
+    """What a cache directory holds."""
+
+    tree: Tree
+    next_gen: int
+    temporaries: list[Name] = field(default_factory=list)
+    """Ours on the share, to be removed."""
+    intents: list[tuple[int, Intent]] = field(default_factory=list)
+    """Changes on the share of which the outcome is not known, with their ids."""
+    orphans: list[int] = field(default_factory=list)
+    """Cache files that belong to nothing."""
+
+
+def load(journal: Journal, store: Store, clock: Callable[[], float]) -> Loaded:
+    """Rebuild the tree. Reads the local disk only."""
+    loader = _Loader(journal, store, clock())
+    loader.nodes()
+    loader.names()
+    loader.extents()
+    loader.xattrs()
+    loader.dirty()
+    return loader.result()
+
+
+class _Loader:
+    def __init__(self, journal: Journal, store: Store, now: float) -> None:
+        self._journal = journal
+        self._store = store
+        self._now = now
+        root = Directory(ROOT_INO, stat.S_IFDIR | 0o755)
+        self._tree = Tree(root)
+        self._since: dict[Node, int] = {}
+        self._contents: dict[int, tuple[Node, Content]] = {}
+        self._files = set(store.generations())
+
+    def nodes(self) -> None:
+        for row in self._journal.rows("node"):
+            self._node(*row)
+
+    def _node(
+        self,
+        ino: Any,
+        mode: Any,
+        uid: Any,
+        gid: Any,
+        rdev: Any,
+        atime: Any,
+        mtime: Any,
+        ctime: Any,
+        size: Any,
+        target: Any,
+        base_size: Any,
+        base_mtime: Any,
+        base_ino: Any,
+        gen: Any,
+        whole: Any,
+        base_limit: Any,
+        gen_seq: Any,
+        meta: Any,
+        since: Any,
+        flags: Any,
+    ) -> None:
+        tree = self._tree
+        node: Node
+        if ino == ROOT_INO:
+            node = tree.root
+        elif stat.S_ISDIR(mode):
+            node = Directory(ino, mode)
+        else:
+            node = Node(ino, mode)
+        node.mode, node.uid, node.gid, node.rdev = mode, uid, gid, rdev
+        node.atime, node.mtime, node.ctime = atime, mtime, ctime
+        node.size, node.target, node.meta = size, target or b"", meta
+        node.append_only = bool(flags & FLAG_APPEND_ONLY)
+        node.ours = bool(flags & FLAG_OURS)
+        node.journaled = True
+        if isinstance(node, Directory):
+            node.renamed = bool(flags & FLAG_RENAMED)
+        if base_size is not None:
+            node.base = Signature(base_size, base_mtime, base_ino)
+        if gen is not None:
+            content = Content(gen, whole=bool(whole), base_limit=base_limit, seq=gen_seq or 0)
+            content.exists = gen in self._files
+            node.content = content
+            self._contents[gen] = (node, content)
+            tree.seq = max(tree.seq, content.seq)
+        if since:
+            self._since[node] = since
+            tree.seq = max(tree.seq, since)
+        tree.add(node)
+
+    def names(self) -> None:
+        tree = self._tree
+        for row in self._journal.rows("name"):
+            parent, name, local, share, seq, time_ns = row
+            directory = tree.nodes.get(parent)
+            if not isinstance(directory, Directory) or not isinstance(name, bytes):
+                continue
+            here = tree.nodes.get(local) if isinstance(local, int) else None
+            there = tree.nodes.get(share) if isinstance(share, int) else None
+            if here is not None:
+                directory.local[name] = here
+                here.links.append((directory, name))
+            if there is not None:
+                directory.share[name] = there
+                there.slinks.append((directory, name))
+            if isinstance(seq, int):
+                tree.seq = max(tree.seq, seq)
+                if seq:
+                    change = NameChange(seq, self._now)
+                    tree.changes[(directory, name)] = change
+            if isinstance(time_ns, int) and seq:
+                directory.mtime = max(directory.mtime, time_ns)
+
+    def extents(self) -> None:
+        ranges: dict[int, list[tuple[int, int, int]]] = {}
+        for row in self._journal.rows("extent"):
+            _, gen, start, stop, state = row
+            ranges.setdefault(gen, []).append((start, stop, state))
+        for gen, (node, content) in self._contents.items():
+            dirty, clean = extents_of(ranges.get(gen, ()))
+            content.clean = clean
+            content.dirty = Extents((0, END)) if content.whole else dirty
+            self._measure(node, content)
+
+    def _measure(self, node: Node, content: Content) -> None:
+        """Appends are not journaled: what a dirty file's cache file says goes."""
+        if not content.exists or not (content.whole or content.dirty):
+            return
+        st = os.stat(self._store.path(content.gen))
+        if content.dirty.covers(END - 1, END):
+            node.size = st.st_size
+        node.mtime = st.st_mtime_ns
+
+    def xattrs(self) -> None:
+        for row in self._journal.rows("xattr"):
+            ino, name, value = row
+            node = self._tree.nodes.get(ino)
+            if node is not None:
+                node.xattrs = {**(node.xattrs or {}), name: value}
+
+    def dirty(self) -> None:
+        """Everything that the share does not have is dirty, whatever the rows say."""
+        tree = self._tree
+        listed, tree.changes = tree.changes, {}
+        for node in tree.nodes.values():
+            if not isinstance(node, Directory):
+                continue
+            for name in {**node.share, **node.local}:
+                if tree.wanted(node, name) is not node.share.get(name):
+                    key = (node, name)
+                    tree.changes[key] = listed.get(key) or NameChange(tree.next_seq(), self._now)
+                    node.unsynced += 1
+        for node in tree.nodes.values():
+            if not node.links or node is tree.root or node.local_only:
+                continue
+            missing = any(d.share.get(n) is not node for d, n in node.links)
+            if missing or node.content_dirty or node.meta or node in self._since:
+                since = self._since.get(node) or min(
+                    (tree.changes[link].seq for link in node.links if link in tree.changes),
+                    default=tree.seq,
+                )
+                node.dirty = Dirty(since or tree.next_seq(), self._now)
+                tree.dirty.add(node)
+        for node in list(tree.nodes.values()):
+            if node.dirty is not None:
+                tree.account(node)
+                tree.touched.add(node)
+        tree.touched.update(tree.changes)
+
+    def result(self) -> Loaded:
+        tree, journal = self._tree, self._journal
+        # Files that were removed while they were open died with the daemon.
+        gone = [
+            n for n in tree.nodes.values() if not n.links and not n.slinks and n is not tree.root
+        ]
+        for node in gone:
+            del tree.nodes[node.ino]
+        journal.changes = tree.changes
+        if gone:
+            journal.save(*gone)
+        kept = {n.content.gen for n in tree.nodes.values() if n.content is not None}
+        loaded = Loaded(
+            tree,
+            next_gen=max([0, *self._contents, *self._files]) + 1,
+            orphans=sorted(self._files - kept),
+        )
+        for name, parent in journal.rows("temporary"):
+            directory = tree.nodes.get(parent)
+            if isinstance(directory, Directory) and isinstance(name, bytes):
+                loaded.temporaries.append((directory, name))
+        for row in journal.rows("intent"):
+            identity, *values = row
+            intent = Intent(*values)
+            loaded.intents.append((identity, intent))
+            owner = tree.nodes.get(intent.ino)
+            if owner is not None and intent.kind in ("publish", "grow", "patch", "attributes"):
+                owner.sent.append(Signature(intent.size, intent.mtime, intent.sino))
+        return loaded

@@ -1,0 +1,174 @@
+"""The way to the share: worker threads with limits and deadlines, and directory descriptors.
+
+Foreground calls (`ask`) may be abandoned at their deadline, since they only read. Calls of the
+flusher (`work`) change the share and are never abandoned while the daemon lives: a late thread that
+nobody waits for could undo newer data.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import trio
+
+from wbcache.node import Directory
+from wbcache.share import calls
+from wbcache.share.descriptor import Descriptor
+from wbcache.share.health import Health
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MAX_DIRECTORIES = 2048
+
+
+class Share:
+    """One mounted share, reached through the descriptor of its root."""
+
+    def __init__(
+        self,
+        root_fd: int,
+        *,
+        lookup_deadline: float,
+        deadline: float,
+        workers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.root = Descriptor(root_fd)
+        self.lookup_deadline = lookup_deadline
+        self.deadline = deadline
+        self.health = Health(clock)
+        self.stable_ino = False
+        """Whether the share's inode numbers tell one file from another for good."""
+        self.moves = 0
+        """How many directories we have begun to rename on the share."""
+        self._lookups = trio.CapacityLimiter(64)
+        self._data = trio.CapacityLimiter(32)
+        self._flush = trio.CapacityLimiter(workers)
+        self._probe = trio.CapacityLimiter(1)
+        self._directories: OrderedDict[Directory, None] = OrderedDict()
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    async def look(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask for names or attributes; ETIMEDOUT past the lookup deadline."""
+        return await self._ask(self._lookups, self.lookup_deadline, lambda: call(*args, **kwargs))
+
+    async def fetch(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask for data; ETIMEDOUT past the data deadline."""
+        return await self._ask(self._data, self.deadline, lambda: call(*args, **kwargs))
+
+    async def _ask(self, lane: trio.CapacityLimiter, deadline: float, call: Callable[[], T]) -> T:
+        if not self.health.answering:
+            raise OSError(errno.ETIMEDOUT, "the share does not answer")
+        ticket = self.health.begin()
+        with trio.move_on_after(deadline):
+            try:
+                result = await trio.to_thread.run_sync(call, limiter=lane, abandon_on_cancel=True)
+            except trio.Cancelled:
+                self.health.abandoned(ticket)
+                raise
+            except BaseException:
+                self.health.end(ticket)
+                raise
+            self.health.end(ticket)
+            return result
+        raise OSError(errno.ETIMEDOUT, f"the share did not answer within {deadline:g} s")
+
+    async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Change the share: waits for as long as it takes."""
+        ticket = self.health.begin()
+        try:
+            # Abandoned only when the daemon ends; intents tell the next one what may have happened.
+            result = await trio.to_thread.run_sync(
+                lambda: call(*args, **kwargs), limiter=self._flush, abandon_on_cancel=True
+            )
+        except trio.Cancelled:
+            self.health.abandoned(ticket)
+            raise
+        except BaseException:
+            self.health.end(ticket)
+            raise
+        self.health.end(ticket)
+        return result
+
+    async def probe_until_answer(self, interval: float = 1.0) -> None:
+        """Wait until the share answers again."""
+        while not self.health.answering:
+            ticket = self.health.begin()
+            try:
+                await trio.to_thread.run_sync(
+                    os.fstat, self.root.fd, limiter=self._probe, abandon_on_cancel=True
+                )
+                await trio.to_thread.run_sync(
+                    calls.lstat_or_none,
+                    self.root,
+                    b".wbcache",
+                    limiter=self._probe,
+                    abandon_on_cancel=True,
+                )
+            except OSError:
+                pass
+            self.health.end(ticket)
+            if not self.health.answering:
+                await trio.sleep(interval)
+
+    # -- directories ---------------------------------------------------------------------------
+
+    async def directory(self, directory: Directory, *, flush: bool = False) -> Descriptor:
+        """A descriptor of a directory on the share.
+
+        It stays right when we rename the directory there. Raises FileNotFoundError when the
+        directory is not on the share.
+        """
+        for _ in range(8):
+            found = directory.share_dirfd
+            if found is not None:
+                if directory in self._directories:  # the root's is held for good
+                    self._directories.move_to_end(directory)
+                return found
+            chain: list[tuple[Directory, bytes]] = []
+            at = directory
+            base: Descriptor | None = None
+            while base is None:
+                if not at.slinks:
+                    raise FileNotFoundError(errno.ENOENT, "not on the share")
+                parent, name = at.slinks[0]
+                chain.append((at, name))
+                at = parent
+                base = at.share_dirfd
+            chain.reverse()
+            names = [name for _, name in chain]
+            moves = self.moves
+            ask = self.work if flush else self.look
+            opened = await ask(calls.open_chain, base, names)
+            if moves != self.moves:
+                continue  # a directory on the way may have been another one by now
+            for (node, _), descriptor in zip(chain, opened, strict=True):
+                node.share_dirfd = descriptor
+                self._directories[node] = None
+                self._directories.move_to_end(node)
+            while len(self._directories) > _MAX_DIRECTORIES:
+                oldest, _ = self._directories.popitem(last=False)
+                oldest.share_dirfd = None
+            return opened[-1]
+        raise OSError(errno.EAGAIN, "directories on the share keep moving")
+
+    def hold_root(self, root: Directory) -> None:
+        """The root's descriptor is ours for good."""
+        root.share_dirfd = self.root
+        self._directories.pop(root, None)
+
+    def forget_directory(self, directory: Directory) -> None:
+        """A directory's descriptor may be stale: find it by name next time, and all above it."""
+        at: Directory | None = directory
+        while at is not None and at.slinks:
+            if at in self._directories:
+                del self._directories[at]
+                at.share_dirfd = None
+            at = at.slinks[0][0]

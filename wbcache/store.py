@@ -1,0 +1,145 @@
+"""Cache files: the bytes of each generation, on the local disk.
+
+A generation is a sparse file whose offsets are the offsets of the file it belongs to. One
+descriptor serves a generation however often it is open, so that many opens don't run out of them;
+when many generations are open the least recently opened idle ones are closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from wbcache.node import Content
+
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
+_FANOUT = 256
+
+
+class Store:
+    """The directory of cache files."""
+
+    def __init__(self, directory: str, *, max_open: int | None = None) -> None:
+        self.directory = directory
+        if max_open is None:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft < hard:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                soft = hard
+            max_open = max(64, min(soft // 2, 65536))
+        self.max_open = max_open
+        self._open: OrderedDict[int, Content] = OrderedDict()
+        self.unsynced_names: set[int] = set()
+        """Generations whose directory entry may not be durable yet."""
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        self._dirfds = []
+        for i in range(_FANOUT):
+            path = os.path.join(directory, f"{i:02x}")
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            self._dirfds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        for content in list(self._open.values()):
+            self._close(content)
+        for fd in self._dirfds:
+            os.close(fd)
+        self._dirfds.clear()
+
+    def path(self, gen: int) -> str:
+        """Where a generation's cache file lies."""
+        return os.path.join(self.directory, f"{gen % _FANOUT:02x}", f"{gen:x}")
+
+    def fd(self, content: Content) -> int:
+        """The generation's descriptor, opened (and the file made) when need be.
+
+        Raises OSError when the cache disk refuses.
+        """
+        if content.fd >= 0:
+            return content.fd
+        dirfd = self._dirfds[content.gen % _FANOUT]
+        name = f"{content.gen:x}"
+        while True:
+            try:
+                if content.exists:
+                    content.fd = _open(name, _FLAGS, dirfd)
+                else:
+                    content.fd = _open(name, _FLAGS | os.O_CREAT | os.O_EXCL, dirfd)
+                    content.exists = True
+                    self.unsynced_names.add(content.gen)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._shed(1):
+                    raise
+        self._open[content.gen] = content
+        if len(self._open) > self.max_open:
+            self._shed(len(self._open) - self.max_open)
+        return content.fd
+
+    def _shed(self, count: int) -> bool:
+        idle = []
+        for content in self._open.values():
+            if not content.pins and not content.writing:
+                idle.append(content)
+                if len(idle) >= count:
+                    break
+        for content in idle:
+            self._close(content)
+        return bool(idle)
+
+    def _close(self, content: Content) -> None:
+        if content.fd >= 0:
+            os.close(content.fd)
+            content.fd = -1
+        self._open.pop(content.gen, None)
+
+    def release(self, content: Content) -> str | None:
+        """The generation is no longer needed: close it; returns the path to unlink, if any.
+
+        Unlinking a large file takes long, so that is left to the caller, in a thread.
+        """
+        self._close(content)
+        self.unsynced_names.discard(content.gen)
+        if not content.exists:
+            return None
+        content.exists = False
+        return self.path(content.gen)
+
+    def sync_name(self, gen: int) -> None:
+        """Make a generation's directory entry durable. Blocks; call it in a thread."""
+        os.fsync(self._dirfds[gen % _FANOUT])
+
+    def punch(self, content: Content, start: int, stop: int) -> None:
+        """Give the disk space of a range back."""
+        _punch_hole(self.fd(content), start, stop - start)
+
+    def generations(self) -> Iterable[int]:
+        """Every generation that has a cache file."""
+        for i, dirfd in enumerate(self._dirfds):
+            for name in os.listdir(dirfd):
+                try:
+                    gen = int(name, 16)
+                except ValueError:
+                    continue
+                if gen % _FANOUT == i:
+                    yield gen
+
+
+def _open(name: str, flags: int, dirfd: int) -> int:
+    try:
+        return os.open(name, flags, 0o600, dir_fd=dirfd)
+    except PermissionError:  # O_NOATIME is the owner's; after a chown of the cache it fails
+        return os.open(name, flags & ~os.O_NOATIME, 0o600, dir_fd=dirfd)
+
+
+def _punch_hole(fd: int, start: int, length: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size, punch_hole = 1, 2
+    if libc.fallocate(fd, keep_size | punch_hole, ctypes.c_int64(start), ctypes.c_int64(length)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,379 @@
+"""The two views of the name space, and the order in which they may be made equal.
+
+Every method is synchronous: between two awaits of its callers the tree is consistent. It knows
+nothing of time but the ``now`` it is given (monotonic seconds), nothing of the share, and nothing
+of durability; `journal` stores what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from sortedcontainers import SortedList
+
+from wbcache.node import ROOT_INO, Directory, Dirty, Node
+
+Name = tuple[Directory, bytes]
+"""A name: a directory and an entry in it."""
+
+Item = Node | Name
+"""What the flusher works on: a node that is not on the share as it is, or a name to be removed."""
+
+
+class NameChange:
+    """A name under which the views differ."""
+
+    __slots__ = ("busy", "first", "pulled", "retries", "retry_at", "seq", "trouble")
+
+    def __init__(self, seq: int, now: float) -> None:
+        self.seq = seq
+        """Sequence number of the operation that last changed the name here."""
+        self.first = now
+        self.pulled = False
+        self.busy = False
+        self.trouble: str | None = None
+        self.retries = 0
+        self.retry_at = 0.0
+
+
+class Tree:
+    """All known nodes, their names in both views, and the dirty ones in order."""
+
+    def __init__(self, root: Directory) -> None:
+        self.root = root
+        self.nodes: dict[int, Node] = {root.ino: root}
+        self.next_ino = ROOT_INO + 1
+        self.seq = 0
+        self.changes: dict[Name, NameChange] = {}
+        """The names under which the views differ."""
+        self.dirty: set[Node] = set()
+        """Nodes with unflushed operations that still have a name in the mount."""
+        self.order: SortedList = SortedList()
+        """(dirty_since, ino) of the counted nodes: those that others have to wait for."""
+        self.holding: set[Node] = set()
+        """Dirty nodes that are not counted, because they are still written or quarantined; they
+        hold back only removals near them."""
+        self.touched: set[Item] = set()
+        """What changed since the flusher last looked."""
+        self.wake: Callable[[], None] = lambda: None
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def allocate(self) -> int:
+        """A fresh inode number; numbers are never used twice."""
+        ino = self.next_ino
+        self.next_ino += 1
+        return ino
+
+    def add(self, node: Node) -> None:
+        """Make a node known."""
+        self.nodes[node.ino] = node
+        if node.ino >= self.next_ino:
+            self.next_ino = node.ino + 1
+
+    def next_seq(self) -> int:
+        """The sequence number of a new operation."""
+        self.seq += 1
+        return self.seq
+
+    def touch(self, node: Node, now: float) -> int:
+        """Record an operation on a node that the share has to learn of; returns its number."""
+        self.seq = seq = self.seq + 1
+        dirty = node.dirty
+        if dirty is None:
+            node.dirty = Dirty(seq, now)
+            self.dirty.add(node)
+            self.account(node)
+            self.touch_item(node)
+        else:
+            dirty.last = now
+            if dirty.snapshot and not dirty.next:
+                dirty.next = seq
+                dirty.next_time = now
+        node.ours = True
+        return seq
+
+    def touch_item(self, item: Item) -> None:
+        """Have the flusher look at an item again."""
+        if not self.touched:
+            self.wake()
+        self.touched.add(item)
+
+    def snapshot(self, node: Node) -> None:
+        """A flush of the node begins: later operations are not covered by it."""
+        if node.dirty:
+            node.dirty.snapshot = self.seq
+            node.dirty.next = 0
+
+    def settle(self, node: Node, now: float) -> None:
+        """A flush of the node ended (well or not): work out what it still has to flush."""
+        dirty = node.dirty
+        if dirty is None:
+            return
+        if self.settle_if_clean(node):
+            return
+        missing = not self.excluded(node) and any(d.share.get(n) is not node for d, n in node.links)
+        if not missing and dirty.next:
+            dirty.since, dirty.first = dirty.next, dirty.next_time
+            self.account(node)
+        dirty.snapshot = dirty.next = 0
+        node.pulled = False
+        self.touch_item(node)
+
+    def settle_if_clean(self, node: Node) -> bool:
+        """Call a node clean if the share has it as it is; returns whether it does."""
+        if node.content_dirty or node.meta:
+            return False
+        if not self.excluded(node) and any(d.share.get(n) is not node for d, n in node.links):
+            return False
+        self.clean(node)
+        return True
+
+    def clean(self, node: Node) -> None:
+        """The share has the node as it is, or need not have it."""
+        node.dirty = None
+        node.pulled = node.released = False
+        node.retries, node.retry_at = 0, 0.0
+        self.dirty.discard(node)
+        self.account(node)
+        self.touch_item(node)
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def excluded(self, node: Node) -> bool:
+        """Whether the node is kept from the share for good."""
+        return node.never or node.local_only
+
+    def wanted(self, directory: Directory, name: bytes) -> Node | None:
+        """What the share should hold under a name."""
+        node = directory.local.get(name)
+        if node is None or node.local_only:
+            return None
+        if node.never:
+            return directory.share.get(name)
+        return node
+
+    def set_local(
+        self, directory: Directory, name: bytes, node: Node | None, now: float
+    ) -> Node | None:
+        """Let a name of the mount mean ``node`` (None: nothing); returns what it meant before."""
+        old = directory.local.get(name)
+        if old is node:
+            return old
+        if old is not None:
+            self._uncount(old)
+            old.links.remove((directory, name))
+            del directory.local[name]
+            self._count(old)
+            if not old.links:
+                self.dirty.discard(old)
+            self.touch_item(old)
+        if node is not None:
+            self._uncount(node)
+            directory.local[name] = node
+            node.links.append((directory, name))
+            if node.dirty:
+                self.dirty.add(node)
+            self._count(node)
+            self.touch_item(node)
+        self._compare(directory, name, now)
+        return old
+
+    def set_share(self, directory: Directory, name: bytes, node: Node | None, now: float) -> None:
+        """The share now holds ``node`` (None: nothing) under a name."""
+        old = directory.share.get(name)
+        if old is node:
+            return
+        if old is not None:
+            old.slinks.remove((directory, name))
+            del directory.share[name]
+            self.touch_item(old)
+        if node is not None:
+            directory.share[name] = node
+            node.slinks.append((directory, name))
+        self._compare(directory, name, now)
+
+    def _compare(self, directory: Directory, name: bytes, now: float) -> None:
+        key = (directory, name)
+        change = self.changes.get(key)
+        if self.wanted(directory, name) is directory.share.get(name):
+            if change is not None:
+                del self.changes[key]
+                directory.unsynced -= 1
+                self.touch_item(key)
+                if not directory.unsynced:
+                    self.touch_item(directory)
+        elif change is None:
+            self.changes[key] = NameChange(self.seq, now)
+            directory.unsynced += 1
+            self.touch_item(key)
+        else:
+            change.seq = self.seq
+            change.trouble = None
+            self.touch_item(key)
+
+    def set_never(self, node: Node, never: bool, now: float) -> None:
+        """A policy now keeps the node from the share, or no longer does."""
+        if node.never != never:
+            node.never = never
+            self.account(node)
+            for directory, name in node.links:
+                self._compare(directory, name, now)
+
+    # -- order ---------------------------------------------------------------------------------
+    #
+    # A removal waits for every counted node that is older (`latest_before`); a new name for those
+    # in its directory and below (`latest_below`). Both return the *latest* such node rather than
+    # the first: whoever waits then waits behind a chain of predecessors, so that each completion
+    # wakes one waiter instead of all.
+
+    def holds_others(self, node: Node) -> bool:
+        """Whether others wait for this node's unflushed operations."""
+        return (
+            node.dirty is not None
+            and bool(node.links)
+            and not node.trouble
+            and not self.excluded(node)
+            and not self.held(node)
+        )
+
+    def held(self, node: Node) -> bool:
+        """Whether the node's bytes wait for its writer: new or replaced content, still open."""
+        content = node.content
+        return (
+            content is not None
+            and content.whole
+            and node.writers > 0
+            and not node.released
+            and not node.fsynced
+        )
+
+    def account(self, node: Node) -> None:
+        """Bring the order in line with the node's state."""
+        since = node.dirty.since if node.dirty is not None and self.holds_others(node) else 0
+        if since != node.counted or not since:
+            self._uncount(node)
+            self._count(node)
+
+    def _count(self, node: Node) -> None:
+        below = node.below if isinstance(node, Directory) else 0
+        parent: Directory | None
+        if below and node.links:
+            parent = node.links[0][0]
+            assert isinstance(node, Directory)
+            if parent.busy_dirs is None:
+                parent.busy_dirs = set()
+            parent.busy_dirs.add(node)
+            self._bump(parent, below)
+        if node.dirty is None or not self.holds_others(node):
+            if node.dirty is not None and node.links and not self.excluded(node):
+                self.holding.add(node)
+            return
+        node.counted = node.dirty.since
+        entry = (node.counted, node.ino)
+        self.order.add(entry)
+        for parent, _ in node.links:
+            if parent.pending is None:
+                parent.pending = SortedList()
+            parent.pending.add(entry)
+            self._bump(parent, 1)
+
+    def _uncount(self, node: Node) -> None:
+        below = node.below if isinstance(node, Directory) else 0
+        if below and node.links:
+            parent = node.links[0][0]
+            assert isinstance(node, Directory)
+            if parent.busy_dirs is not None:
+                parent.busy_dirs.discard(node)
+            self._bump(parent, -below)
+        if not node.counted:
+            self.holding.discard(node)
+            return
+        entry = (node.counted, node.ino)
+        node.counted = 0
+        self.order.remove(entry)
+        for parent, _ in node.links:
+            if parent.pending is not None:
+                parent.pending.remove(entry)
+                if not parent.pending:
+                    parent.pending = None
+            self._bump(parent, -1)
+
+    def _bump(self, directory: Directory | None, delta: int) -> None:
+        while directory is not None:
+            before = directory.below
+            directory.below = before + delta
+            parent = directory.parent
+            if parent is not None:
+                if not before:
+                    if parent.busy_dirs is None:
+                        parent.busy_dirs = set()
+                    parent.busy_dirs.add(directory)
+                elif not directory.below and parent.busy_dirs is not None:
+                    parent.busy_dirs.discard(directory)
+            directory = parent
+
+    def latest_before(self, seq: int, exclude: Node | None = None) -> Node | None:
+        """The latest counted node whose oldest unflushed operation is older than ``seq``."""
+        return self._latest(self.order, seq, exclude)
+
+    def latest_below(
+        self, directory: Directory, seq: int, exclude: Node | None = None
+    ) -> Node | None:
+        """The same, among the nodes in a directory and below it."""
+        stack = [directory]
+        while stack:
+            directory = stack.pop()
+            if directory.pending is not None:
+                node = self._latest(directory.pending, seq, exclude)
+                if node is not None:
+                    return node
+            if directory.busy_dirs:
+                stack += directory.busy_dirs
+        return None
+
+    def _latest(self, entries: SortedList, seq: int, exclude: Node | None) -> Node | None:
+        at = entries.bisect_left((seq, 0)) - 1
+        while at >= 0:
+            node = self.nodes[entries[at][1]]
+            if node is not exclude:
+                return node
+            at -= 1
+        return None
+
+    # -- paths ---------------------------------------------------------------------------------
+
+    def path(self, node: Node) -> bytes:
+        """The node's path in the mount, relative to its root (one of them; b"" for the root).
+
+        A node without a name answers with its last known place on the share, or ``b"?"``.
+        """
+        if node is self.root:
+            return b""
+        links = node.links or node.slinks
+        if not links:
+            return b"?"
+        directory, name = links[0]
+        return self.name_path(directory, name)
+
+    def name_path(self, directory: Directory, name: bytes) -> bytes:
+        """The path of a name."""
+        return name if directory is self.root else self.path(directory) + b"/" + name
+
+    def is_below(self, node: Directory, ancestor: Directory) -> bool:
+        """Whether ``node`` is ``ancestor`` or inside it, in the mount."""
+        at: Directory | None = node
+        while at is not None:
+            if at is ancestor:
+                return True
+            at = at.parent
+        return False
+
+    def walk_local(self, directory: Directory) -> Iterator[Node]:
+        """Every node in a directory and below, the directory itself first."""
+        stack: list[Node] = [directory]
+        while stack:
+            node = stack.pop()
+            yield node
+            if isinstance(node, Directory):
+                stack += node.local.values()

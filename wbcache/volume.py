@@ -1,0 +1,405 @@
+"""One share with its cache: the state that the file system and the flusher work on.
+
+It ties the tree to the journal and the store, so that the two never disagree. Methods are
+synchronous and atomic on the event loop unless they are marked async.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from wbcache.config import Config
+from wbcache.extents import END, Extents
+from wbcache.journal import EXTENT_DIRTY, Journal
+from wbcache.node import Content, Directory, Node, Signature
+from wbcache.policy import Policies
+from wbcache.share import calls
+from wbcache.share.capabilities import Capabilities
+from wbcache.share.names import TemporaryNames
+from wbcache.share.share import Share
+from wbcache.store import Store
+from wbcache.tree import Item, Tree
+
+log = logging.getLogger(__name__)
+
+_SYNC_LANE = 8
+
+
+class _Sync:
+    """One fdatasync of the journal that several callers wait for."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: BaseException | None = None
+
+
+class FrozenCopy:
+    """Ranges of a cache file as they were at one instant."""
+
+    def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
+        self.size = size
+        """Of the file, at that instant."""
+        self.ranges = ranges
+        self.fd = -1
+
+    def fill(self, directory: str, source: int) -> None:
+        """Copy the ranges to an unnamed file at the same offsets. Blocks."""
+        self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        for start, stop in self.ranges:
+            while start < stop:
+                count = os.copy_file_range(source, self.fd, stop - start, start, start)
+                if not count:
+                    break
+                start += count
+
+    def __enter__(self) -> FrozenCopy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Volume:
+    """Tree, journal, store and share of one mount."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        journal: Journal,
+        store: Store,
+        share: Share,
+        config: Config,
+        *,
+        temporary_names: TemporaryNames,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tree = tree
+        self.journal = journal
+        self.store = store
+        self.share = share
+        self.config = config
+        self.capabilities = Capabilities()
+        self.read_only = False
+        self.temporary_names = temporary_names
+        self.clock = clock
+        self.policies = Policies(
+            config.policies,
+            idle_delay=config.flush.idle_delay,
+            max_age=config.flush.max_age,
+        )
+        self.next_gen = 1
+        self.share_clock = 0
+        """Counts the changes we have made on the share; listings are dated by it."""
+        self.invalidate_inode: Callable[[int], None] = lambda ino: None
+        self.invalidate_entry: Callable[[int, bytes], None] = lambda parent, name: None
+        self.events: deque[tuple[float, str]] = deque(maxlen=200)
+        """What the operator should know: (wall-clock seconds, text), newest last."""
+        self.local_lane = trio.CapacityLimiter(_SYNC_LANE)
+        """Threads for the cache disk; a hung share can't take them."""
+        self.frozen: dict[Content, trio.Event] = {}
+        """Generations whose writers wait for a local copy; set when they may go on."""
+        self.write_done = trio.Event()
+        """Replaced and set whenever a threaded write ends."""
+        self.strays: list[tuple[Directory, bytes]] = []
+        """Temporaries to be removed from the share."""
+        self._trash: list[str] = []
+        self._journal_sync: _Sync | None = None
+
+    def report(self, text: str) -> None:
+        """Tell the operator, in the log and in `status`."""
+        log.warning("%s", text)
+        self.events.append((time.time(), text))
+
+    # -- transactions --------------------------------------------------------------------------
+
+    def commit(
+        self,
+        *items: Item,
+        undo: Callable[[], None] | None = None,
+        extra: Callable[[], None] | None = None,
+    ) -> None:
+        """Store the state of items that were just changed.
+
+        When the journal refuses, ``undo`` takes the change back and the error goes to the caller,
+        who must not acknowledge the operation.
+        """
+        try:
+            self.journal.save(*items, extra=extra)
+        except OSError:
+            self.journal.unsaved.update(items)
+            if undo is not None:
+                undo()
+            raise
+
+    def commit_outcome(self, *items: Item, extra: Callable[[], None] | None = None) -> None:
+        """Store what has happened on the share; it can't be undone, so it is tried again later."""
+        try:
+            self.journal.save(*items, extra=extra)
+        except OSError as error:
+            log.error("journal: %s; will be stored with the next operation", error)
+            self.journal.unsaved.update(items)
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def new_node(self, mode: int, uid: int, gid: int, *, directory: bool = False) -> Node:
+        """A node made here; it is known but has no name yet."""
+        kind = Directory if directory else Node
+        node = kind(self.tree.allocate(), mode, uid, gid, time.time_ns())
+        self.tree.add(node)
+        node.ours = True
+        return node
+
+    def forget_if_gone(self, node: Node) -> None:
+        """Give back what a removed node holds: its bytes at once when it is not open, and the
+        node itself when neither the kernel nor the share knows it any more."""
+        if node.links or node.handles or node.busy or node.transfer or node is self.tree.root:
+            return
+        if node.content is not None:
+            self.drop_content(node)
+        node.share_fd = None
+        if node.dirty is not None:
+            node.dirty = None
+            self.tree.dirty.discard(node)
+            self.tree.account(node)
+        if not node.slinks and not node.lookups:
+            self.tree.nodes.pop(node.ino, None)
+            self.tree.touched.discard(node)
+
+    def policy_changed(self, node: Node) -> None:
+        """A file has a (new) name: see whether a policy keeps it from the share."""
+        if node.is_file and self.config.policies and node.links:
+            path = self.tree.path(node)
+            self.tree.set_never(node, self.policies.for_path(path).never, self.clock())
+
+    # -- content -------------------------------------------------------------------------------
+
+    def new_content(self, *, whole: bool, base_limit: int = 0) -> Content:
+        """A new generation; it has no cache file until bytes are written."""
+        gen = self.next_gen
+        self.next_gen += 1
+        return Content(gen, whole=whole, base_limit=base_limit, seq=self.tree.next_seq())
+
+    def content_for_write(self, node: Node) -> Content:
+        """The node's content, made if so far the share alone has its bytes."""
+        content = node.content
+        if content is None:
+            content = self.new_content(whole=False, base_limit=node.size)
+            node.content = content
+            content.pins = node.handles
+        return content
+
+    def replace_content(self, node: Node, content: Content) -> Content | None:
+        """Begin a new generation; returns the old one for `retire`."""
+        old = node.content
+        node.content = content
+        content.pins = node.handles
+        if old is not None:
+            old.pins -= node.handles
+        node.fsynced = node.released = False
+        node.append_only = True
+        return old
+
+    def retire(self, content: Content | None) -> None:
+        """A generation is not a node's content any more; its file goes when no flush needs it."""
+        if content is not None and content.pins <= 0 and not content.writing:
+            path = self.store.release(content)
+            if path is not None:
+                self._trash.append(path)
+
+    def drop_content(self, node: Node) -> None:
+        """Forget a node's cached bytes."""
+        content, node.content = node.content, None
+        if content is not None:
+            content.pins -= node.handles
+            self.retire(content)
+
+    def mark_dirty(self, node: Node, content: Content, start: int, stop: int) -> None:
+        """Bytes were written: record it, in the journal where it does not follow already.
+
+        Open-ended ranges make appends free: what lies behind the end of the file is dirty from
+        the first append on.
+        """
+        dirty = content.dirty
+        if stop > node.size:
+            start, stop = min(start, node.size), END
+        if not dirty.covers(start, stop):
+            before = dirty.copy()
+            content.mark_dirty(start, stop)
+            try:
+                self.journal.save(
+                    node,
+                    extra=lambda: self.journal.add_extent(content.gen, start, stop, EXTENT_DIRTY),
+                )
+            except OSError:
+                content.dirty = before
+                raise
+        elif content.redirty or content.clean:
+            content.mark_dirty(start, stop)
+
+    def discard(self, gen: int) -> None:
+        """Remove a cache file that belongs to nothing."""
+        self._trash.append(self.store.path(gen))
+
+    async def empty_trash(self) -> None:
+        """Unlink retired cache files."""
+        while self._trash:
+            paths, self._trash = self._trash, []
+            await trio.to_thread.run_sync(_unlink_all, paths, limiter=self.local_lane)
+
+    @property
+    def trash(self) -> int:
+        """Cache files waiting to be unlinked."""
+        return len(self._trash)
+
+    def note_clean(self, content: Content) -> None:
+        """A generation has clean bytes now: they may be evicted."""
+        content.used = self.clock()
+
+    async def frozen_copy(
+        self, node: Node, content: Content, redirty: Extents, ranges: list[tuple[int, int]]
+    ) -> FrozenCopy:
+        """Copy what was rewritten during a transfer, as of one instant; its writers wait for it."""
+        self.frozen[content] = thawed = trio.Event()
+        try:
+            while content.writing:
+                await self.write_done.wait()
+            wanted = Extents(*ranges, *redirty)
+            redirty.remove(0, END)
+            copy = FrozenCopy(node.size, wanted.overlap(0, node.size))
+            if content.exists:
+                await trio.to_thread.run_sync(
+                    copy.fill, self.store.directory, self.store.fd(content), limiter=self.local_lane
+                )
+            return copy
+        finally:
+            del self.frozen[content]
+            thawed.set()
+
+    @contextmanager
+    def temporary(self, directory: Directory) -> Iterator[bytes]:
+        """A fresh temporary name, journaled; if the step fails the temporary is swept away."""
+        name = self.temporary_names.fresh()
+        self.journal.add_temporary(directory, name)
+        try:
+            yield name
+        except BaseException:
+            self.strays.append((directory, name))
+            raise
+        self.journal.drop_temporary(name)
+
+    def changed_on_share(self, directory: Directory, name: bytes) -> None:
+        """We have just changed a name on the share: listings begun before don't know of it."""
+        self.share_clock += 1
+        if directory.pins is None:
+            directory.pins = {}
+        directory.pins[name] = self.share_clock
+
+    # -- durability ----------------------------------------------------------------------------
+
+    async def sync_journal(self) -> None:
+        """Make all committed transactions durable; calls made meanwhile share the next sync."""
+        running = self._journal_sync
+        if running is not None:
+            # It may have begun before our commit, so only the one after it covers that.
+            await running.done.wait()
+            later = self._journal_sync
+            if later is not None:
+                await later.done.wait()
+                if later.error is not None:
+                    raise OSError(errno.EIO, "the journal can't be synced") from later.error
+                return
+        self._journal_sync = mine = _Sync()
+        try:
+            await trio.to_thread.run_sync(self.journal.sync, limiter=self.local_lane)
+        except BaseException as error:
+            mine.error = error
+            raise
+        finally:
+            self._journal_sync = None
+            mine.done.set()
+
+    async def sync_content(self, content: Content) -> None:
+        """Make a generation's bytes durable on the cache disk. Raises OSError."""
+        if not content.exists:
+            return
+        fd = self.store.fd(content)
+        new = content.gen in self.store.unsynced_names
+        content.pins += 1
+        try:
+            await trio.to_thread.run_sync(
+                _sync_file, fd, self.store if new else None, content.gen, limiter=self.local_lane
+            )
+        except OSError:
+            content.unsynced_error = True
+            raise
+        finally:
+            content.pins -= 1
+        if new:
+            self.store.unsynced_names.discard(content.gen)
+
+    # -- what the share says -------------------------------------------------------------------
+
+    def signature(self, st: os.stat_result) -> Signature:
+        """The signature of a file on the share."""
+        return calls.signature(st, stable_ino=self.share.stable_ino)
+
+    def adopt(self, node: Node, st: os.stat_result) -> bool:
+        """Take over what the share reports of a node; returns whether its bytes changed there.
+
+        What is dirty here stays: if the share's file changed meanwhile, the flush finds out.
+        """
+        node.attrs_at = self.clock()
+        signature = self.signature(st)
+        if node.is_dir:
+            if node.base is None:
+                node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+            node.base = signature
+            if not node.ours:
+                node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid
+            return False
+        if node.busy or node.dirty is not None or signature in node.sent:
+            return False
+        first = node.base is None
+        if node.base == signature:
+            if not node.ours:
+                node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid
+            return False
+        node.base = signature
+        node.ours = False
+        node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid
+        node.size = st.st_size
+        node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+        if first:
+            return False
+        self.drop_content(node)
+        node.share_fd = None
+        if node.journaled:
+            self.commit_outcome(node)
+        self.invalidate_inode(node.ino)
+        return True
+
+
+def _unlink_all(paths: list[str]) -> None:
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                log.error("can't remove a cache file: %s", error)
+
+
+def _sync_file(fd: int, store: Store | None, gen: int) -> None:
+    os.fdatasync(fd)
+    if store is not None:
+        store.sync_name(gen)
