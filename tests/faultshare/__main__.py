@@ -57,7 +57,7 @@ def options(args: argparse.Namespace) -> Options:
     """The options that parsed arguments stand for."""
     return Options(
         backing=os.path.abspath(args.backing),
-        mountpoint=os.path.abspath(args.mountpoint),
+        mountpoint=os.path.realpath(args.mountpoint),
         control=None if args.control is None else os.path.abspath(args.control),
         fsname=args.fsname,
         caching=Caching(args.attr_timeout, args.entry_timeout, args.keep_cache, args.direct_io),

@@ -398,7 +398,7 @@ class FaultShare(ShareClient):
         super().__init__("")
         self.backing = Path(backing).absolute()
         self.process: subprocess.Popen[bytes] | None = None
-        self._mountpoint = None if mountpoint is None else Path(mountpoint).absolute()
+        self._mountpoint = None if mountpoint is None else Path(mountpoint).resolve()
         self._directory: Path | None = None
         self._lifeline = -1
         self._log_data = log_data

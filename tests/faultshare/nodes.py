@@ -67,9 +67,6 @@ class NodeTable:
         # Half for nodes, half for open files.
         self._max_open = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def get(self, id: int) -> Node:
         """The node with this inode number. Raises ESTALE when there is none."""
         try:

@@ -32,6 +32,7 @@ class Op:
         answer is still under way.
     details: what else the call carried: mode, uid, gid, times, link target, xattr.
     data: where the written bytes lie in the data log, when there is one.
+    mutation: it was meant to change what the share holds.
     """
 
     n: int

@@ -110,10 +110,10 @@ async def _main(
 async def _prepare(options: Options, share: Share, ready: Callable[[], None]) -> None:
     await share.initialised.wait()  # the kernel sets its own limits when it connects
     # From the table: asking the mount itself would be a call on the share.
-    device = mounts_at(options.mountpoint)[-1].device
-    _raise_kernel_limits(device)
-    if options.readahead_kb is not None:
-        _write(f"/sys/class/bdi/{device}/read_ahead_kb", options.readahead_kb)
+    for mount in mounts_at(options.mountpoint)[-1:]:
+        _raise_kernel_limits(mount.device)
+        if options.readahead_kb is not None:
+            _write(f"/sys/class/bdi/{mount.device}/read_ahead_kb", options.readahead_kb)
     ready()
 
 
