@@ -21,7 +21,7 @@ python=$quoted
 if [ -x "\$python" ]; then
     exec "\$python" -I -m wbcache.cli.umount_helper "\$@"
 fi
-# wbcache is gone from there: unmount without it; the daemon still flushes before it ends.
+echo "wbcache: \$python cannot be run; unmounting without waiting for the flush, which goes on" >&2
 exec umount -i "\$@"
 END
 chmod 755 "$new"

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wbcache"
 
 LAYERS: list[set[str]] = [
-    {"extents", "escaping", "probe", "share.descriptor"},
+    {"extents", "order", "escaping", "probe", "share.descriptor"},
     {"errors", "node"},
     {"mounts", "policy", "metrics", "tree", "listing"},
     {"config", "options", "disks", "recovered"},

@@ -17,6 +17,7 @@
     ├── DaemonStartError        13  the daemon ended, or was silent, before it was ready
     ├── BusyError               14  programs still use the mount
     ├── RecoverError            15  `recover` cannot read the cache or write its target
+    ├── InterruptedWorkError   130  Ctrl-C, while something goes on without the command
     └── ReportedError            *  an error and its code as a daemon reported them
 
 The numbers are an interface: a number is never given another meaning. 0 is success, 130 an
@@ -149,6 +150,12 @@ class RecoverError(WbcacheError):
     """`recover` cannot read the cache directory or cannot write its target."""
 
     exit_code = 15
+
+
+class InterruptedWorkError(WbcacheError):
+    """The user pressed Ctrl-C; what the command had begun goes on without it."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class ReportedError(WbcacheError):

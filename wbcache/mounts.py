@@ -242,7 +242,8 @@ def _raise_unmount_error(mountpoint: str, busy: bool, why: str) -> None:
 
 def _is_disconnected(mountpoint: str) -> bool:
     try:
-        os.stat(mountpoint)
+        # Attributes may come from the kernel's memory; this always asks the daemon.
+        os.statvfs(mountpoint)
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False

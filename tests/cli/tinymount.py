@@ -52,7 +52,12 @@ class EmptyDirectory(pyfuse3.Operations):
         attributes.st_ino = inode
         attributes.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o755)
         attributes.st_nlink = 2
+        # The kernel answers stat from memory, also when the daemon is long dead.
+        attributes.attr_timeout = 3600
         return attributes
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        return pyfuse3.StatvfsData()
 
     async def opendir(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext

@@ -44,6 +44,11 @@ def format_bytes(count: float) -> str:
     raise AssertionError
 
 
+def format_count(count: int, thing: str) -> str:
+    """A number of things: "1 file", "3 files"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def format_seconds(seconds: float) -> str:
     """A time span for people: "0.4 s", "12 s", "3 min", "2 h 5 min"."""
     if seconds < 10:
@@ -70,7 +75,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> str:
     """How much a list of rows is: "3 items, 1.5 MiB"."""
     listed = list(rows)
     total = sum(int(row.get("bytes") or 0) for row in listed)
-    return f"{len(listed)} item{'' if len(listed) == 1 else 's'}, {format_bytes(total)}"
+    return f"{format_count(len(listed), 'item')}, {format_bytes(total)}"
 
 
 class WorkProgress:
@@ -111,7 +116,7 @@ class WorkProgress:
 
     def update(self, files_left: int, bytes_left: int, bytes_done: int) -> None:
         """What is left and what is done by now."""
-        amount = f"{files_left} files, {format_bytes(bytes_left)} left"
+        amount = f"{format_count(files_left, 'file')}, {format_bytes(bytes_left)} left"
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=bytes_done, total=bytes_done + bytes_left, amount=amount

@@ -22,9 +22,7 @@ from wbcache.mounts import read_mounts
 
 WATCH_INTERVAL = 1.0
 STATUS_DEADLINE = 5.0
-
-_TITLES = {"source": "share", "cache_dir": "cache", "pid": "daemon"}
-_SUMMED_UP = ("mountpoint", "dirty_files", "dirty_bytes", "oldest_dirty_seconds", "share", "errors")
+MAX_EVENTS = 5
 
 
 @click.command("status")
@@ -107,26 +105,57 @@ def _lines(states: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _facts(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in state.items():
-        if key not in _SUMMED_UP and isinstance(value, str | int | float):
-            yield _TITLES.get(key, key.replace("_", " ")), printable(str(value))
+    """The lines about one mount; what this version does not know of is left to `--json`."""
+    for key, title in (("source", "share"), ("cache_dir", "cache")):
+        if key in state:
+            yield title, printable(str(state[key]))
+    if "pid" in state:
+        yield "daemon", f"pid {state['pid']}"
+    if state.get("mounted") is False:
+        yield "unmounted", "yes; the daemon ends when everything is flushed"
+    if state.get("read_only"):
+        yield "read-only", "yes"
     share = state.get("share")
     if isinstance(share, Mapping):
-        yield "share state", printable(str(share.get("state", "unknown")))
+        yield "share is", _share_text(share)
     if "dirty_files" in state:
-        files, count = int(state["dirty_files"]), int(state.get("dirty_bytes") or 0)
-        text = "nothing"
-        if files or count:
-            oldest = output.format_seconds(float(state.get("oldest_dirty_seconds") or 0))
-            text = f"{files} files, {output.format_bytes(count)}, oldest {oldest}"
-        yield "unflushed", text
+        yield "unflushed", _unflushed_text(state)
+    if state.get("flushed_bytes"):
+        yield "flushed", f"{output.format_bytes(state['flushed_bytes'])} since it was mounted"
     for error in state.get("errors", []):
         yield "error", _error_text(error)
+    for event in list(state.get("events", []))[-MAX_EVENTS:]:
+        yield "event", _error_text(event)
+
+
+def _share_text(share: Mapping[str, Any]) -> str:
+    text = printable(str(share.get("state", "unknown")))
+    if share.get("latency_ms"):
+        text += f", {share['latency_ms']} ms a call"
+    if share.get("silent_seconds"):
+        text += f", silent for {output.format_seconds(float(share['silent_seconds']))}"
+    return text
+
+
+def _unflushed_text(state: Mapping[str, Any]) -> str:
+    files, size = int(state["dirty_files"]), int(state.get("dirty_bytes") or 0)
+    if not files and not size:
+        return "nothing"
+    oldest = output.format_seconds(float(state.get("oldest_dirty_seconds") or 0))
+    text = f"{output.format_count(files, 'file')}, {output.format_bytes(size)}, oldest {oldest}"
+    return f"{text}, {state['flushing']} on their way" if state.get("flushing") else text
 
 
 def _error_text(error: object) -> str:
-    if isinstance(error, Mapping):
-        text = ": ".join(str(part) for part in error.values() if part not in (None, ""))
-    else:
-        text = str(error)
-    return one_line(text)
+    """One line of an error or event, given as text or as members."""
+    if not isinstance(error, Mapping):
+        return one_line(str(error))
+    parts = []
+    for key, part in error.items():
+        if key == "path":
+            parts.append(printable(str(part)))
+        elif key == "time":
+            parts.append(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(part))))
+        elif part not in (None, ""):
+            parts.append(one_line(str(part)))
+    return ": ".join(parts)

@@ -16,11 +16,11 @@ from wbcache.control.client import ControlClient, Row
 from wbcache.control.registry import MountRecord
 from wbcache.errors import (
     ConnectionLostError,
+    InterruptedWorkError,
     NoSuchMountError,
     NotRunningError,
     RemainsError,
 )
-from wbcache.escaping import printable
 from wbcache.mounts import MountEntry, answer, canonical, mount_at, read_mounts, unmount
 
 EXIT_DEADLINE = 5.0
@@ -81,11 +81,11 @@ def unmount_and_drain(path: str, *, timeout: float | None, drain: bool) -> list[
                 mountpoint, "its daemon ended before the final flush was done", _how_on(record)
             ) from None
         except KeyboardInterrupt:
-            output.note(
-                f"the final flush goes on in the background; 'wbcache umount {printable(path)}' "
-                "shows it again"
-            )
-            raise
+            raise InterruptedWorkError(
+                mountpoint,
+                "the final flush goes on in the background",
+                f"'wbcache umount {mountpoint}' shows it again",
+            ) from None
         _wait_for_exit(process)
     return remaining
 
@@ -93,7 +93,8 @@ def unmount_and_drain(path: str, *, timeout: float | None, drain: bool) -> list[
 def _take_down(entry: MountEntry | None, record: MountRecord | None) -> NoReturn:
     """Remove a mount that has no daemon to talk to. Always raises: what remains is not known."""
     if entry is not None:
-        alive = answer(entry) == "alive"
+        # Root may not look into another user's mount, which then seems alive.
+        alive = answer(entry) == "alive" and (record is None or _exists(record.pid))
         unmount(entry.mountpoint, lazy=not alive)
         if alive:
             raise RemainsError(
@@ -111,6 +112,10 @@ def _take_down(entry: MountEntry | None, record: MountRecord | None) -> NoReturn
     raise RemainsError(
         record.mountpoint, "its daemon had ended without a final flush", _how_on(record)
     )
+
+
+def _exists(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
 
 
 def _how_on(record: MountRecord) -> str:
