@@ -84,6 +84,8 @@ class Journal:
         self.path = path
         new = not os.path.exists(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        # Small pages: a transaction touches two or three, and pays for whole ones.
+        self._db.execute("PRAGMA page_size=1024")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA wal_autocheckpoint=0")
@@ -154,7 +156,7 @@ class Journal:
     def _put_node(self, node: Node) -> None:
         if not node.links and not node.slinks and node.ino != 1:
             self._execute("DELETE FROM node WHERE ino=?", (node.ino,))
-            if node.content is not None:
+            if node.content is not None and not node.content.whole:
                 self._execute("DELETE FROM extent WHERE gen=?", (node.content.gen,))
             if node.xattrs:
                 self._execute("DELETE FROM xattr WHERE ino=?", (node.ino,))
@@ -307,19 +309,31 @@ class Journal:
                 return
         os.fdatasync(self._wal_fd)
 
-    def checkpoint(self) -> None:
-        """Move the log into the database if it has grown long. Blocks; call it in a thread."""
+    @property
+    def is_long(self) -> bool:
+        """Whether the log has grown so long that it should be moved into the database."""
         try:
-            if os.stat(self.path + "-wal").st_size < _CHECKPOINT_BYTES:
-                return
+            return os.stat(self.path + "-wal").st_size >= _CHECKPOINT_BYTES
         except FileNotFoundError:
-            return
-        # A connection of its own, so that operations go on meanwhile.
+            return False
+
+    def checkpoint(self) -> None:
+        """Move the log into the database. Blocks; call it in a thread.
+
+        Operations go on meanwhile, on the other connection; `restart_log` ends it.
+        """
         db = sqlite3.connect(self.path, isolation_level=None)
         try:
-            db.execute("PRAGMA wal_checkpoint(RESTART)")
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         finally:
             db.close()
+
+    def restart_log(self) -> None:
+        """Move the rest, which is little after `checkpoint`, and begin the log anew."""
+        try:
+            self._execute("PRAGMA wal_checkpoint(RESTART)")
+        except sqlite3.Error as error:
+            raise _to_oserror(error) from error
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from sortedcontainers import SortedList
-
 from wbcache.extents import END, Extents
+from wbcache.order import OrderedLog
 
 if TYPE_CHECKING:
     from wbcache.share.descriptor import Descriptor
@@ -317,8 +316,8 @@ class Directory(Node):
         self.renamed = False
         """Renamed since it was made: it is built under a temporary name on the share."""
         self.share_dirfd: Descriptor | None = None
-        self.pending: SortedList | None = None
-        """(dirty_since, ino) of the counted nodes that have a name in it."""
+        self.pending: OrderedLog[Node] | None = None
+        """The counted nodes that have a name in it, by dirty_since."""
         self.below = 0
         """How many counted nodes are in it or deeper."""
         self.busy_dirs: set[Directory] | None = None

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sortedcontainers import SortedList
-
 from wbcache.node import ROOT_INO, Directory, Dirty, Node
+from wbcache.order import OrderedLog
 
 Name = tuple[Directory, bytes]
 """A name: a directory and an entry in it."""
@@ -48,8 +47,8 @@ class Tree:
         """The names under which the views differ."""
         self.dirty: set[Node] = set()
         """Nodes with unflushed operations that still have a name in the mount."""
-        self.order: SortedList = SortedList()
-        """(dirty_since, ino) of the counted nodes: those that others have to wait for."""
+        self.order: OrderedLog[Node] = OrderedLog()
+        """The counted nodes by dirty_since: those that others have to wait for."""
         self.holding: set[Node] = set()
         """Dirty nodes that are not counted, because they are still written or quarantined; they
         hold back only removals near them."""
@@ -82,8 +81,9 @@ class Tree:
         dirty = node.dirty
         if dirty is None:
             node.dirty = Dirty(seq, now)
-            self.dirty.add(node)
-            self.account(node)
+            if node.links:
+                self.dirty.add(node)
+                self.account(node)
             self.touch_item(node)
         else:
             dirty.last = now
@@ -233,17 +233,17 @@ class Tree:
             node.dirty is not None
             and bool(node.links)
             and not node.trouble
-            and not self.excluded(node)
+            and not node.never
+            and not node.local_only
             and not self.held(node)
         )
 
     def held(self, node: Node) -> bool:
         """Whether the node's bytes wait for its writer: new or replaced content, still open."""
-        content = node.content
         return (
-            content is not None
-            and content.whole
-            and node.writers > 0
+            node.writers > 0
+            and node.content is not None
+            and node.content.whole
             and not node.released
             and not node.fsynced
         )
@@ -256,45 +256,41 @@ class Tree:
             self._count(node)
 
     def _count(self, node: Node) -> None:
-        below = node.below if isinstance(node, Directory) else 0
-        parent: Directory | None
-        if below and node.links:
+        dirty = node.dirty
+        if isinstance(node, Directory) and node.below and node.links:
             parent = node.links[0][0]
-            assert isinstance(node, Directory)
             if parent.busy_dirs is None:
                 parent.busy_dirs = set()
             parent.busy_dirs.add(node)
-            self._bump(parent, below)
-        if node.dirty is None or not self.holds_others(node):
-            if node.dirty is not None and node.links and not self.excluded(node):
+            self._bump(parent, node.below)
+        if dirty is None:
+            return
+        if not self.holds_others(node):
+            if node.links and not self.excluded(node):
                 self.holding.add(node)
             return
-        node.counted = node.dirty.since
-        entry = (node.counted, node.ino)
-        self.order.add(entry)
+        node.counted = since = dirty.since
+        self.order.add(since, node)
         for parent, _ in node.links:
             if parent.pending is None:
-                parent.pending = SortedList()
-            parent.pending.add(entry)
+                parent.pending = OrderedLog()
+            parent.pending.add(since, node)
             self._bump(parent, 1)
 
     def _uncount(self, node: Node) -> None:
-        below = node.below if isinstance(node, Directory) else 0
-        if below and node.links:
+        if isinstance(node, Directory) and node.below and node.links:
             parent = node.links[0][0]
-            assert isinstance(node, Directory)
             if parent.busy_dirs is not None:
                 parent.busy_dirs.discard(node)
-            self._bump(parent, -below)
+            self._bump(parent, -node.below)
         if not node.counted:
             self.holding.discard(node)
             return
-        entry = (node.counted, node.ino)
         node.counted = 0
-        self.order.remove(entry)
+        self.order.discard(node)
         for parent, _ in node.links:
             if parent.pending is not None:
-                parent.pending.remove(entry)
+                parent.pending.discard(node)
                 if not parent.pending:
                     parent.pending = None
             self._bump(parent, -1)
@@ -315,7 +311,7 @@ class Tree:
 
     def latest_before(self, seq: int, exclude: Node | None = None) -> Node | None:
         """The latest counted node whose oldest unflushed operation is older than ``seq``."""
-        return self._latest(self.order, seq, exclude)
+        return self.order.latest_before(seq, exclude)
 
     def latest_below(
         self, directory: Directory, seq: int, exclude: Node | None = None
@@ -325,20 +321,11 @@ class Tree:
         while stack:
             directory = stack.pop()
             if directory.pending is not None:
-                node = self._latest(directory.pending, seq, exclude)
+                node = directory.pending.latest_before(seq, exclude)
                 if node is not None:
                     return node
             if directory.busy_dirs:
                 stack += directory.busy_dirs
-        return None
-
-    def _latest(self, entries: SortedList, seq: int, exclude: Node | None) -> Node | None:
-        at = entries.bisect_left((seq, 0)) - 1
-        while at >= 0:
-            node = self.nodes[entries[at][1]]
-            if node is not exclude:
-                return node
-            at -= 1
         return None
 
     # -- paths ---------------------------------------------------------------------------------

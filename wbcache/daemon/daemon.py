@@ -18,7 +18,7 @@ import trio
 
 from wbcache import mounts
 from wbcache.control.server import ControlServer, Progress, Rows
-from wbcache.daemon import report
+from wbcache.daemon import pump, report
 from wbcache.daemon.eviction import Evictor
 from wbcache.daemon.recovery import settle_intents
 from wbcache.filesystem import FileSystem
@@ -97,6 +97,7 @@ class Daemon:
             server = ControlServer(self._cache_dir, self)
             self._mount(operations)
             unfreeze()
+            pump.install()
             services.start_soon(self._guard, self._settle_and_flush)
             services.start_soon(self._guard, self._checkpoint)
             services.start_soon(self._guard, Evictor(self._volume).run)
@@ -172,9 +173,10 @@ class Daemon:
     async def _checkpoint(self) -> None:
         while True:
             await trio.sleep(CHECKPOINT_INTERVAL)
-            await trio.to_thread.run_sync(
-                self._volume.journal.checkpoint, limiter=self._volume.local_lane
-            )
+            journal = self._volume.journal
+            if journal.is_long:
+                await trio.to_thread.run_sync(journal.checkpoint, limiter=self._volume.local_lane)
+                journal.restart_log()
 
     async def _probe(self) -> None:
         health = self._volume.share.health

@@ -49,6 +49,10 @@ SMALL = 1 << 20
 """Files up to so many bytes move on the many small workers, larger ones on the few others."""
 
 
+COLLECT = 0.02
+"""Seconds for which changes are collected before the flusher looks at them."""
+
+
 class Flusher:
     """Brings the share in line with the mount; `run` is its only task."""
 
@@ -64,6 +68,7 @@ class Flusher:
         self.suspended = False
         """The share may not be changed (it has not been verified yet)."""
         self._event = trio.Event()
+        self._hurried = trio.Event()
         self._tick = count()
         self._due: list[tuple[float, int, Item]] = []
         self._due_at: dict[Item, float] = {}
@@ -86,6 +91,11 @@ class Flusher:
         """Something changed."""
         self._event.set()
 
+    def hurry(self) -> None:
+        """Something is due at once: don't collect changes first."""
+        self._hurried.set()
+        self._event.set()
+
     def pull(self, item: Item) -> None:
         """Make an item due at once; one that failed before is tried again."""
         if isinstance(item, Node):
@@ -101,6 +111,7 @@ class Flusher:
                 return
             change.pulled, change.retry_at, change.trouble = True, 0.0, None
         self._tree.touch_item(item)
+        self.hurry()
 
     def drain(self) -> None:
         """From now on everything is due at once."""
@@ -142,11 +153,16 @@ class Flusher:
                         nursery.start_soon(self._sweep)
                     if self._volume.trash:
                         nursery.start_soon(self._volume.empty_trash)
-                if self._tree.touched:
-                    continue
                 until = self._due[0][0] if self._due else math.inf
-                with trio.move_on_after(max(0.0, until - self._volume.clock())):
-                    await self._event.wait()
+                if not self._tree.touched:
+                    with trio.move_on_after(max(0.0, until - self._volume.clock())):
+                        await self._event.wait()
+                # Every operation of the mount touches something. What is due later can be looked
+                # at in batches, so that operations don't pay for a task switch each.
+                if not self._hurried.is_set():
+                    with trio.move_on_after(COLLECT):
+                        await self._hurried.wait()
+                self._hurried = trio.Event()
 
     def _take_touched(self) -> None:
         touched, self._tree.touched = self._tree.touched, set()
@@ -308,6 +324,7 @@ class Flusher:
             self._failed(item, step, error)
         self._tree.touch_item(item)
         self._tree.touch_item(node)
+        self.hurry()
         if not isinstance(item, Node) or node is not item:
             self._volume.forget_if_gone(node)
         async with self.idle:
