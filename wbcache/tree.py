@@ -115,7 +115,7 @@ class Tree:
         missing = not self.excluded(node) and any(d.share.get(n) is not node for d, n in node.links)
         if not missing and dirty.next:
             dirty.since, dirty.first = dirty.next, dirty.next_time
-            self.account(node)
+        self.account(node)  # a flush also ends that a node is held
         dirty.snapshot = dirty.next = 0
         node.pulled = False
         self.touch_item(node)
