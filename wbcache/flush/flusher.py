@@ -140,20 +140,7 @@ class Flusher:
         async with trio.open_nursery() as nursery:
             while True:
                 self._event = trio.Event()
-                self._take_touched()
-                now = self._volume.clock()
-                while self._due and self._due[0][0] <= now:
-                    at, _, item = heapq.heappop(self._due)
-                    if self._due_at.get(item) == at:
-                        del self._due_at[item]
-                        self._make_ready(item)
-                if not self.suspended:
-                    self._start_steps(nursery)
-                    if self._volume.strays:
-                        nursery.start_soon(self._sweep)
-                    if self._volume.trash:
-                        nursery.start_soon(self._volume.empty_trash)
-                until = self._due[0][0] if self._due else math.inf
+                until = self.turn(nursery)
                 if not self._tree.touched:
                     with trio.move_on_after(max(0.0, until - self._volume.clock())):
                         await self._event.wait()
@@ -163,6 +150,23 @@ class Flusher:
                     with trio.move_on_after(COLLECT):
                         await self._hurried.wait()
                 self._hurried = trio.Event()
+
+    def turn(self, nursery: trio.Nursery) -> float:
+        """Start every step that may be started now; returns when the next item is due."""
+        self._take_touched()
+        now = self._volume.clock()
+        while self._due and self._due[0][0] <= now:
+            at, _, item = heapq.heappop(self._due)
+            if self._due_at.get(item) == at:
+                del self._due_at[item]
+                self._make_ready(item)
+        if not self.suspended:
+            self._start_steps(nursery)
+            if self._volume.strays:
+                nursery.start_soon(self._sweep)
+            if self._volume.trash:
+                nursery.start_soon(self._volume.empty_trash)
+        return self._due[0][0] if self._due else math.inf
 
     def _take_touched(self) -> None:
         touched, self._tree.touched = self._tree.touched, set()
