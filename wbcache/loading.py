@@ -106,7 +106,11 @@ class _Loader:
             node.renamed = bool(flags & FLAG_RENAMED)
         if base_size is not None:
             node.base = Signature(base_size, base_mtime, base_ino)
-        if gen is not None:
+        # Two nodes with one generation: the outcome of the older one could not be stored.
+        other = self._contents.get(gen)
+        if other is not None and other[1].seq < (gen_seq or 0):
+            other[0].content = None
+        if gen is not None and (other is None or other[0].content is None):
             content = Content(gen, whole=bool(whole), base_limit=base_limit, seq=gen_seq or 0)
             content.exists = gen in self._files
             node.content = content
@@ -138,7 +142,11 @@ class _Loader:
                     change = NameChange(seq, self._now)
                     tree.changes[(directory, name)] = change
             if isinstance(time_ns, int) and seq:
+                # A change of a name is a change of its directory, and of the node.
                 directory.mtime = max(directory.mtime, time_ns)
+                directory.ctime = max(directory.ctime, time_ns)
+                if here is not None:
+                    here.ctime = max(here.ctime, time_ns)
 
     def extents(self) -> None:
         ranges: dict[int, list[tuple[int, int, int]]] = {}
@@ -158,7 +166,8 @@ class _Loader:
         st = os.stat(self._store.path(content.gen))
         if content.dirty.covers(END - 1, END):
             node.size = st.st_size
-        node.mtime = st.st_mtime_ns
+        # A recycled cache file that was not written yet is older than the node.
+        node.mtime = max(node.mtime, st.st_mtime_ns)
 
     def xattrs(self) -> None:
         for row in self._journal.rows("xattr"):

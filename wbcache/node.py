@@ -51,6 +51,7 @@ class Content:
         "gen",
         "pins",
         "redirty",
+        "retired",
         "seq",
         "unsynced_error",
         "used",
@@ -72,6 +73,8 @@ class Content:
         self.fd = -1
         self.pins = 0
         """Open handles and transfers: while there are any the cache file stays."""
+        self.retired = False
+        """It is no node's content any more: its file goes with the last pin."""
         self.cuts = 0
         """How often it was truncated to fewer bytes."""
         self.writing: list[tuple[int, int]] = []

@@ -47,6 +47,8 @@ class OrderedLog(Generic[T]):
             self._items.append(item)
             return
         at = bisect_left(numbers, number)
+        if numbers[at] == number and self._items[at] is item:
+            return  # it left a moment ago, and its place is still there
         numbers.insert(at, number)
         self._items.insert(at, item)
 

@@ -18,6 +18,12 @@ from wbcache.node import Content
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
 _FANOUT = 256
 
+MAX_SPARE = 256
+"""Empty cache files kept for reuse."""
+
+SPARE_SIZE = 1 << 20
+"""Larger files, in bytes, are removed: emptying them takes long."""
+
 
 class Store:
     """The directory of cache files."""
@@ -32,6 +38,8 @@ class Store:
             max_open = max(64, min(soft // 2, 65536))
         self.max_open = max_open
         self._open: OrderedDict[int, Content] = OrderedDict()
+        self._spare: list[tuple[int, int]] = []
+        """(generation, descriptor) of empty cache files, ready for the next generations."""
         self.unsynced_names: set[int] = set()
         """Generations whose directory entry may not be durable yet."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -45,6 +53,9 @@ class Store:
         """Close every descriptor."""
         for content in list(self._open.values()):
             self._close(content)
+        for _, fd in self._spare:
+            os.close(fd)
+        self._spare.clear()
         for fd in self._dirfds:
             os.close(fd)
         self._dirfds.clear()
@@ -95,6 +106,38 @@ class Store:
             os.close(content.fd)
             content.fd = -1
         self._open.pop(content.gen, None)
+
+    def recycle(self, content: Content) -> bool:
+        """Keep a small generation's cache file, emptied, for a later one; False: not this one.
+
+        A disk file system takes longer to make a file the more were removed just before, and
+        programs that make files tend to remove as many.
+        """
+        if content.fd < 0 or len(self._spare) >= MAX_SPARE:
+            return False
+        try:
+            if os.fstat(content.fd).st_size > SPARE_SIZE:
+                return False
+            os.ftruncate(content.fd, 0)
+        except OSError:
+            return False
+        self._open.pop(content.gen, None)
+        self._spare.append((content.gen, content.fd))
+        content.fd = -1
+        content.exists = False
+        return True
+
+    def take_spare(self) -> tuple[int, int] | None:
+        """The (generation, descriptor) of an empty cache file, now the caller's."""
+        return self._spare.pop() if self._spare else None
+
+    def adopt(self, content: Content, fd: int) -> None:
+        """A spare cache file has become a generation's."""
+        content.fd = fd
+        content.exists = True
+        self._open[content.gen] = content
+        if len(self._open) > self.max_open:
+            self._shed(len(self._open) - self.max_open)
 
     def release(self, content: Content) -> str | None:
         """The generation is no longer needed: close it; returns the path to unlink, if any.

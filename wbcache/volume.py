@@ -183,10 +183,17 @@ class Volume:
     # -- content -------------------------------------------------------------------------------
 
     def new_content(self, *, whole: bool, base_limit: int = 0) -> Content:
-        """A new generation; it has no cache file until bytes are written."""
+        """A new generation; unless one was spare, it has no cache file until bytes are written."""
+        seq = self.tree.next_seq()
+        spare = self.store.take_spare()
+        if spare is not None:
+            gen, fd = spare
+            content = Content(gen, whole=whole, base_limit=base_limit, seq=seq)
+            self.store.adopt(content, fd)
+            return content
         gen = self.next_gen
         self.next_gen += 1
-        return Content(gen, whole=whole, base_limit=base_limit, seq=self.tree.next_seq())
+        return Content(gen, whole=whole, base_limit=base_limit, seq=seq)
 
     def content_for_write(self, node: Node) -> Content:
         """The node's content, made if so far the share alone has its bytes."""
@@ -209,11 +216,25 @@ class Volume:
         return old
 
     def retire(self, content: Content | None) -> None:
-        """A generation is not a node's content any more; its file goes when no flush needs it."""
-        if content is not None and content.pins <= 0 and not content.writing:
+        """A generation is not a node's content any more; its file goes when nobody needs it.
+
+        The journal must have forgotten it before: its cache file may be another's at once.
+        """
+        if content is None:
+            return
+        content.retired = True
+        if content.pins > 0:
+            return
+        if not self.store.recycle(content):
             path = self.store.release(content)
             if path is not None:
                 self._trash.append(path)
+
+    def unpin(self, content: Content) -> None:
+        """A user of a generation is done with it."""
+        content.pins -= 1
+        if content.retired:
+            self.retire(content)
 
     def drop_content(self, node: Node) -> None:
         """Forget a node's cached bytes."""
@@ -342,7 +363,7 @@ class Volume:
             content.unsynced_error = True
             raise
         finally:
-            content.pins -= 1
+            self.unpin(content)
         if new:
             self.store.unsynced_names.discard(content.gen)
 
@@ -380,10 +401,13 @@ class Volume:
         node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
         if first:
             return False
-        self.drop_content(node)
+        content, node.content = node.content, None
         node.share_fd = None
         if node.journaled:
             self.commit_outcome(node)
+        if content is not None:
+            content.pins -= node.handles
+            self.retire(content)
         self.invalidate_inode(node.ino)
         return True
 

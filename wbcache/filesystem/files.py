@@ -138,12 +138,14 @@ class Files:
         volume = self._volume
         span = (offset, offset + len(data))
         content.writing.append(span)
+        content.pins += 1
         try:
             return await trio.to_thread.run_sync(
                 os.pwrite, fd, data, offset, limiter=volume.local_lane
             )
         finally:
             content.writing.remove(span)
+            volume.unpin(content)
             done, volume.write_done = volume.write_done, trio.Event()
             done.set()
 

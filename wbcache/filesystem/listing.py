@@ -316,6 +316,7 @@ class Listings:
             node.share_dirfd = None
         tree.set_share(directory, name, None, now)
         if node.slinks or not node.links:
+            volume.commit_outcome((directory, name), node)
             volume.forget_if_gone(node)
             return
         if self._keeps(node):
@@ -338,8 +339,7 @@ class Listings:
         for parent, own in list(node.links):
             tree.set_local(parent, own, None, now)
             volume.invalidate_entry(parent.ino, own)
-        if node.journaled:
-            volume.commit_outcome(node, (directory, name))
+        volume.commit_outcome(node, (directory, name))
         volume.forget_if_gone(node)
 
     def _keeps(self, node: Node) -> bool:

@@ -248,12 +248,13 @@ class Names:
         exchange: bool,
     ) -> None:
         volume, tree, now = self._volume, self._tree, self._volume.clock()
+        # A node that was dirty before is in the journal as it is.
+        moved = [(node, node.journaled and node.dirty is not None)]
         tree.touch(node, now)
-        moved = [node]
         if target is not None:
             if exchange:
+                moved.append((target, target.journaled and target.dirty is not None))
                 tree.touch(target, now)
-                moved.append(target)
             elif target.dirty is not None and node.dirty is not None:
                 # A name that is replaced again and again is due as early as if it were one file.
                 node.dirty.first = min(node.dirty.first, target.dirty.first)
@@ -265,7 +266,7 @@ class Names:
         stamp = time.time_ns()
         stamped = [n for n in (old_dir, new_dir, node, target) if n is not None]
         before = [(n, n.mtime, n.ctime) for n in stamped]
-        flags = [(n, n.renamed) for n in moved if isinstance(n, Directory)]
+        flags = [(n, n.renamed) for n, _ in moved if isinstance(n, Directory)]
         for parent in (old_dir, new_dir):
             parent.mtime = parent.ctime = stamp
         node.ctime = stamp
@@ -275,10 +276,10 @@ class Names:
             if not directory.slinks:
                 directory.renamed = True
         self._listings.made(new_dir, new)
-        for n in moved:
+        for n, _ in moved:
             volume.policy_changed(n)
-        # A clean file takes its place on the share with it: the journal must know the place.
-        items: list[Item] = [*moved, (old_dir, old), (new_dir, new)]
+        items: list[Item] = [(old_dir, old), (new_dir, new)]
+        items += [n for n, known in moved if not known or n.is_dir]
         if target is not None and not exchange:
             items.append(target)
 

@@ -208,12 +208,10 @@ class FileFlusher:
             return
         content = transfer.content
         content.redirty = [r for r in content.redirty if r is not transfer.redirty]
-        content.pins -= 1
+        self._volume.unpin(content)
         node.meta |= transfer.meta
         if transfer.xattrs:
             node.xattrs = {**transfer.xattrs, **(node.xattrs or {})}
-        if content is not node.content:
-            self._volume.retire(content)
         self._volume.strays.append((transfer.directory, transfer.temporary))
 
     async def publish(self, node: Node, to: Name, occupant: Node | None) -> None:
@@ -283,9 +281,8 @@ class FileFlusher:
         node.attrs_at = now
         node.share_fd = None
         content.redirty = [r for r in content.redirty if r is not transfer.redirty]
-        content.pins -= 1
+        volume.unpin(content)
         if content is not node.content:
-            volume.retire(content)
             return
         size = transfer.size
         content.whole = False
@@ -347,7 +344,7 @@ class FileFlusher:
                 node.xattrs = {**(xattrs or {}), **(node.xattrs or {})} or None
                 raise
         finally:
-            content.pins -= 1
+            volume.unpin(content)
             content.redirty = [r for r in content.redirty if r is not redirty]
         if node.content is content and content.cuts == cuts:
             for start, stop in ranges:
@@ -362,8 +359,6 @@ class FileFlusher:
                 content.clean.remove(start, stop)
             content.base_limit = size
             volume.note_clean(content)
-        elif node.content is not content:
-            volume.retire(content)
         node.base = volume.signature(st)
         node.sent.clear()
         node.attrs_at = volume.clock()
