@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from wbcache.probe import within
@@ -25,3 +27,34 @@ def as_plain_user(work: Callable[[], T], deadline: float = 30.0) -> T:
         return work()
 
     return within(deadline, drop_and_work)
+
+
+def plain_command(home: str) -> list[str]:
+    """What to put before a command so that it runs without privileges.
+
+    It may still read whatever it likes: the interpreter and the checkout of a test that runs as
+    root are often where only root gets to.
+    """
+    return [
+        "setpriv",
+        f"--reuid={PLAIN_UID}",
+        f"--regid={PLAIN_GID}",
+        "--clear-groups",
+        "--inh-caps=-all,+dac_read_search",
+        "--ambient-caps=+dac_read_search",
+        "env",
+        "-u",
+        "XDG_RUNTIME_DIR",
+        f"HOME={home}",
+    ]
+
+
+@contextmanager
+def fuse_for_everyone() -> Iterator[None]:
+    """/dev/fuse as distributions have it; some containers give it to root alone."""
+    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+    os.chmod("/dev/fuse", 0o666)
+    try:
+        yield
+    finally:
+        os.chmod("/dev/fuse", mode)
