@@ -27,6 +27,7 @@ are local to this host, and a write clears set-id bits even when root writes. As
 and sshfs do; without, opening ``a/b`` takes six round trips.
 
 The modules, lowest first: ``faults`` (what should happen to a call), ``oplog`` (what did),
-``replay`` (the states the share went through), ``backing`` (the directory), ``gate`` (waiting),
-``calls`` and ``passthrough`` (FUSE), ``control`` (the socket), ``serve`` (the process), ``client``.
+``nodes``, ``usage`` and ``backing`` (the directory), ``replay`` (the states it went through),
+``gate`` (waiting), ``calls`` and ``passthrough`` (FUSE), ``control`` (the socket), ``serve`` (the
+process), ``remote`` (the socket's other end), ``client``.
 """
