@@ -59,7 +59,7 @@ class Intent(NamedTuple):
     """A change on the share that was about to be made when it was recorded."""
 
     kind: str
-    """publish, grow, patch, rename, link or remove."""
+    """publish, grow, patch, attributes, rename or make."""
     ino: int
     parent: int
     name: bytes
@@ -67,7 +67,7 @@ class Intent(NamedTuple):
     size: int
     mtime: int
     sino: int
-    """What the share would report afterwards."""
+    """What the share would report afterwards. For `make`, size is the mode of what is made."""
 
 
 def _to_oserror(error: sqlite3.Error) -> OSError:

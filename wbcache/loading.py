@@ -133,6 +133,7 @@ class _Loader:
             if here is not None:
                 directory.local[name] = here
                 here.links.append((directory, name))
+                directory.subdirectories += here.is_dir
             if there is not None:
                 directory.share[name] = there
                 there.slinks.append((directory, name))

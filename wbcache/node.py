@@ -293,6 +293,7 @@ class Directory(Node):
         "renamed",
         "share",
         "share_dirfd",
+        "subdirectories",
         "unsynced",
     )
 
@@ -300,6 +301,8 @@ class Directory(Node):
         super().__init__(ino, mode, uid, gid, now_ns)
         self.local: dict[bytes, Node] = {}
         self.share: dict[bytes, Node] = {}
+        self.subdirectories = 0
+        """How many of its names in the mount are directories."""
         self.unsynced = 0
         """How many of its names differ between the views."""
         self.listed_at: float | None = None
@@ -337,11 +340,14 @@ class Directory(Node):
 
     @property
     def nlink(self) -> int:
-        """1 ("not counted", which is what btrfs says too); 0 once removed.
+        """2 and one for each subdirectory; 0 once removed.
 
-        A true count would need a listing, and `find` believes a number above 1.
+        1 ("not counted", which is what btrfs says) before it was listed: programs that walk a tree
+        believe a number above 1.
         """
-        return 1 if self.links or self.ino == ROOT_INO else 0
+        if not self.links and self.ino != ROOT_INO:
+            return 0
+        return 2 + self.subdirectories if self.complete else 1
 
     @property
     def on_share(self) -> bool:

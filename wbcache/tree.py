@@ -164,6 +164,7 @@ class Tree:
             self._uncount(old)
             old.links.remove((directory, name))
             del directory.local[name]
+            directory.subdirectories -= old.is_dir
             self._count(old)
             if not old.links:
                 self.dirty.discard(old)
@@ -172,6 +173,7 @@ class Tree:
             self._uncount(node)
             directory.local[name] = node
             node.links.append((directory, name))
+            directory.subdirectories += node.is_dir
             if node.dirty:
                 self.dirty.add(node)
             self._count(node)

@@ -105,6 +105,8 @@ class Volume:
         """What the operator should know: (wall-clock seconds, text), newest last."""
         self.local_lane = trio.CapacityLimiter(_SYNC_LANE)
         """Threads for the cache disk; a hung share can't take them."""
+        self.settled = trio.Event()
+        """Set when what the last daemon left unanswered on the share is known."""
         self.frozen: dict[Content, trio.Event] = {}
         """Generations whose writers wait for a local copy; set when they may go on."""
         self.write_done = trio.Event()

@@ -81,6 +81,7 @@ class Listings:
             self._start_listing(directory)
         if len(name) > volume.capabilities.name_max:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        await self._settled()
         began = volume.share_clock
         parent = await self._share.directory(directory)
         st = await self._share.look(calls.lstat_or_none, parent, name)
@@ -97,6 +98,14 @@ class Listings:
             node = self._discover(directory, name, st.st_mode)
             self._volume.adopt(node, st)
         return directory.local.get(name)
+
+    async def _settled(self) -> None:
+        """Wait until it is known what the last daemon did on the share."""
+        if not self._volume.settled.is_set():
+            with trio.move_on_after(self._volume.config.share.lookup_deadline):
+                await self._volume.settled.wait()
+                return
+            raise OSError(errno.ETIMEDOUT, "the share did not answer in time")
 
     def made(self, directory: Directory, name: bytes) -> None:
         """A name was made here: forget that the share did not have it."""
@@ -151,6 +160,7 @@ class Listings:
             if not node.slinks:
                 return
             directory, name = node.slinks[0]
+            await self._settled()
             began = self._volume.share_clock
             parent = await self._share.directory(directory)
             st = await self._share.look(calls.lstat_or_none, parent, name)
@@ -227,6 +237,7 @@ class Listings:
         volume = self._volume
         try:
             while True:
+                await volume.settled.wait()
                 began, began_at = volume.share_clock, volume.clock()
                 directory.hot = False
                 parent = await self._share.directory(directory)

@@ -46,6 +46,8 @@ class Names:
             except FileNotFoundError:
                 return None
             node = directory.local.get(name)
+        if node is None and len(name) > self._volume.capabilities.name_max:
+            raise error(errno.ENAMETOOLONG)
         return node
 
     async def _vacant(self, directory: Directory, name: bytes) -> None:

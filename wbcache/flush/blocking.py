@@ -127,22 +127,24 @@ def move(
     new: bytes,
     *,
     is_ours: Accepts,
-    occupant: Accepts | None,
+    may_replace: Accepts | None,
     noreplace: bool,
     link: bool,
 ) -> None:
-    """Give ``old`` the name ``new``, whose occupant (None: nobody) must be as we know it.
+    """Give ``old`` the name ``new``.
 
-    Raises ConflictError when it is not, LostTemporaryError when ``old`` is gone.
+    ``is_ours`` tells whether ``new`` shows what ``old`` was, so that the move has happened.
+    ``may_replace`` tells whether what has the name otherwise is known to us and may go; None when
+    nothing may. Raises ConflictError for anything else there, LostTemporaryError when ``old`` is
+    gone.
     """
-    if occupant is not None:
-        st = calls.lstat_or_none(target, new)
-        if st is not None and not occupant(st):
-            if is_ours(st) and calls.lstat_or_none(source, old) is None:
-                return
-            raise ConflictError
+    st = calls.lstat_or_none(target, new) if may_replace is not None else None
+    if st is not None:
+        _check_replaceable(source, old, st, is_ours, may_replace)
+        if is_ours(st) and calls.lstat_or_none(source, old) is None:
+            return
     try:
-        if occupant is not None:
+        if st is not None:
             calls.rename(source, old, target, new)
         elif noreplace:
             calls.rename(source, old, target, new, calls.RENAME_NOREPLACE)
@@ -150,8 +152,10 @@ def move(
             _move_to_free_name(source, old, target, new, link=link)
     except FileExistsError:
         st = calls.lstat_or_none(target, new)
-        if st is not None and is_ours(st):
-            _remove_if_same(source, old, st)
+        if st is None:
+            raise
+        if is_ours(st) and _is_same(source, old, st):
+            calls.unlink(source, old)  # linked, and the answer was lost
             return
         raise ConflictError from None
     except FileNotFoundError:
@@ -161,6 +165,20 @@ def move(
         if calls.lstat_or_none(source, old) is None:
             raise LostTemporaryError from None
         raise
+
+
+def _check_replaceable(
+    source: Descriptor,
+    old: bytes,
+    st: os.stat_result,
+    is_ours: Accepts,
+    may_replace: Accepts | None,
+) -> None:
+    if may_replace is not None and may_replace(st):
+        return
+    if is_ours(st) and calls.lstat_or_none(source, old) is None:
+        return
+    raise ConflictError
 
 
 def _move_to_free_name(
@@ -175,11 +193,9 @@ def _move_to_free_name(
     calls.rename(source, old, target, new)
 
 
-def _remove_if_same(source: Descriptor, old: bytes, st: os.stat_result) -> None:
-    """After a link whose answer was lost, ``old`` is a second name of what ``new`` shows."""
+def _is_same(source: Descriptor, old: bytes, st: os.stat_result) -> bool:
     left = calls.lstat_or_none(source, old)
-    if left is not None and (left.st_ino, left.st_dev) == (st.st_ino, st.st_dev):
-        calls.unlink(source, old)
+    return left is not None and (left.st_ino, left.st_dev) == (st.st_ino, st.st_dev)
 
 
 def make_link(

@@ -13,14 +13,13 @@ import stat
 from wbcache.extents import END, Extents
 from wbcache.flush import blocking
 from wbcache.flush.blocking import CHUNK, Accepts, Attributes, ConflictError
-from wbcache.flush.transfer import Transfer
+from wbcache.flush.transfer import SupersededError, Transfer
 from wbcache.journal import Intent
 from wbcache.node import (
     META_MODE,
     META_OWNER,
     META_TIMES,
     META_XATTR,
-    Content,
     Directory,
     Node,
     Signature,
@@ -53,14 +52,14 @@ class FileFlusher:
         base, sent = node.base, tuple(node.sent)
         stable = self._share.stable_ino
         kind = stat.S_IFMT(node.mode)
+        # Known by its name alone, since nobody has asked for its attributes: any file will do.
+        anything = kind != stat.S_IFREG or (base is None and bool(node.slinks))
 
         def test(st: os.stat_result) -> bool:
             if stat.S_IFMT(st.st_mode) != kind:
                 return False
-            if base is None or kind != stat.S_IFREG:
-                return True
             found = calls.signature(st, stable_ino=stable)
-            return found == base or any(_explains(known, found, base) for known in sent)
+            return anything or found == base or any(_explains(known, found, base) for known in sent)
 
         return test
 
@@ -164,7 +163,7 @@ class FileFlusher:
             )
         ranges = [(0, transfer.size)]
         for _ in range(ROUNDS):
-            await self._send(content, file, ranges)
+            await self._send(node, transfer, file, ranges)
             ranges = transfer.redirty.overlap(0, transfer.size)
             if not ranges and (content is not node.content or node.size >= transfer.size):
                 break
@@ -175,7 +174,8 @@ class FileFlusher:
             with await volume.frozen_copy(node, content, transfer.redirty, ranges) as frozen:
                 transfer.size = min(transfer.size, frozen.size)
                 for start, stop in frozen.ranges:
-                    await self._send_from(frozen.fd, file, start, min(stop, transfer.size))
+                    stop = min(stop, transfer.size)
+                    await self._send_from(node, transfer, frozen.fd, file, start, stop)
             await self._share.work(os.ftruncate, file.fd, transfer.size)
         attributes = self.attributes(node, new=True)
         if carried:
@@ -188,16 +188,26 @@ class FileFlusher:
         transfer.signature = volume.signature(st)
 
     async def _send(
-        self, content: Content, file: Descriptor, ranges: list[tuple[int, int]]
+        self, node: Node, transfer: Transfer, file: Descriptor, ranges: list[tuple[int, int]]
     ) -> None:
-        if content.exists:  # an empty file has no cache file
-            fd = self._volume.store.fd(content)
+        if transfer.content.exists:  # an empty file has no cache file
+            fd = self._volume.store.fd(transfer.content)
             for start, stop in ranges:
-                await self._send_from(fd, file, start, stop)
+                await self._send_from(node, transfer, fd, file, start, stop)
 
-    async def _send_from(self, fd: int, file: Descriptor, start: int, stop: int) -> None:
+    async def _send_from(
+        self,
+        node: Node,
+        transfer: Transfer,
+        fd: int,
+        file: Descriptor,
+        start: int,
+        stop: int,
+    ) -> None:
         for at in range(start, stop, CHUNK):
             end = min(at + CHUNK, stop)
+            if not transfer.wanted(node):
+                raise SupersededError
             await self._share.work(blocking.copy_range, fd, file, at, end)
             self.bytes_sent += end - at
 
@@ -220,8 +230,9 @@ class FileFlusher:
         transfer = node.transfer
         assert isinstance(transfer, Transfer) and transfer.signature is not None
         directory, name = to
-        accepts = self.accepts(occupant) if occupant is not None else None
         signature = transfer.signature
+        # A publish of ours that had no answer may be there too: that one is to be replaced.
+        known = [self.accepts(n) for n in {node, occupant} if n and (n.slinks or n.sent)]
         if signature not in node.sent:
             await self._announce(node, to, "publish", signature)
         source = await self._share.directory(transfer.directory, flush=True)
@@ -234,12 +245,13 @@ class FileFlusher:
                 target,
                 name,
                 is_ours=self.is_sent(signature),
-                occupant=accepts,
+                may_replace=(lambda st: any(test(st) for test in known)) if known else None,
                 noreplace=volume.capabilities.noreplace,
                 link=volume.capabilities.link,
             )
         except (ConflictError, blocking.LostTemporaryError):
             node.sent.remove(signature)
+            volume.journal.drop_intents_of(node.ino)
             self.abandon(node)
             raise
         node.transfer = None
@@ -376,9 +388,13 @@ class FileFlusher:
         volume.commit_outcome(node, extra=store)
 
 
-def _explains(known: Signature, found: Signature, base: Signature) -> bool:
+def _explains(known: Signature, found: Signature, base: Signature | None) -> bool:
     """Whether something that we sent explains what the share shows."""
     if known.mtime_ns == IN_PLACE:
-        return base.size <= found.size <= known.size if known.size != END else True
+        return (
+            base is not None and base.size <= found.size <= known.size
+            if known.size != END
+            else True
+        )
     # The share may keep times more coarsely than we send them.
     return known.size == found.size and 0 <= known.mtime_ns - found.mtime_ns < 2_000_000_000

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import random
+import stat
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -39,7 +40,9 @@ from wbcache.flush.plan import (
     Wait,
 )
 from wbcache.flush.timing import Timing
+from wbcache.flush.transfer import SupersededError
 from wbcache.node import Directory, Node
+from wbcache.share import calls
 from wbcache.tree import Item, Name
 from wbcache.volume import Volume
 
@@ -306,6 +309,8 @@ class Flusher:
             await self._do(step)
         except blocking.ConflictError:
             error = await self._conflict(step)
+        except SupersededError:
+            pass
         except blocking.LostTemporaryError:
             if isinstance(step, Rename | Park):
                 error = self._source_gone(step)
@@ -326,6 +331,8 @@ class Flusher:
             node.retries = 0
         else:
             self._failed(item, step, error)
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                await self._look_for_directories(step)
         self._tree.touch_item(item)
         self._tree.touch_item(node)
         self.hurry()
@@ -409,6 +416,25 @@ class Flusher:
             )
         for directory in _directories(step):
             volume.share.forget_directory(directory)
+
+    async def _look_for_directories(self, step: Step) -> None:
+        """See whether somebody else removed a directory that a step needs, and where."""
+        share = self._volume.share
+        for directory in _directories(step):
+            chain: list[Name] = []
+            at = directory
+            while at.slinks:
+                chain.append(at.slinks[0])
+                at = at.slinks[0][0]
+            try:
+                for parent, name in reversed(chain):
+                    descriptor = await share.directory(parent, flush=True)
+                    st = await share.work(calls.lstat_or_none, descriptor, name)
+                    if st is None or not stat.S_ISDIR(st.st_mode):
+                        self._gone(parent, name)
+                        break
+            except OSError as error:
+                log.debug("looking for a directory: %s", error)
 
     async def _sweep(self) -> None:
         """Remove temporaries that nothing needs."""

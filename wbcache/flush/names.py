@@ -38,6 +38,7 @@ class NameFlusher:
         if volume.capabilities.chown and node.uid | node.gid:
             owner = (node.uid, node.gid)
         self._tree.snapshot(node)
+        ids = self._intend(node, (parent, name))
         descriptor = await self._share.directory(parent, flush=True)
         st, new = await self._share.work(
             blocking.make_directory, descriptor, name, stat.S_IMODE(node.mode), owner
@@ -54,8 +55,21 @@ class NameFlusher:
             volume.report(f"directory {path!r} was made on the share too; the two are one now")
         self._tree.settle(node, now)
         journal = volume.journal
-        extra = (lambda: journal.drop_temporary(name)) if temporary else None
-        volume.commit_outcome(node, (parent, name), extra=extra)
+
+        def store() -> None:
+            journal.drop_intents(ids)
+            if temporary:
+                journal.drop_temporary(name)
+
+        volume.commit_outcome(node, (parent, name), extra=store)
+
+    def _intend(self, node: Node, at: Name) -> list[int]:
+        """Record that a name is about to be made: should we die, the next start looks for it.
+
+        It need not be durable: after a power loss the worst is an empty directory, or a link.
+        """
+        intent = Intent("make", node.ino, at[0].ino, at[1], node.mode, 0, 0)
+        return self._volume.journal.add_intents([intent])
 
     async def publish_symlink(self, node: Node, to: Name, occupant: Node | None) -> None:
         """Make a symbolic link, in place of whatever had the name."""
@@ -63,6 +77,7 @@ class NameFlusher:
         directory, name = to
         self._tree.snapshot(node)
         parent = await self._share.directory(directory, flush=True)
+        ids = self._intend(node, to)
         if occupant is None:
             await self._share.work(blocking.make_symlink, parent, name, node.target)
         else:
@@ -75,7 +90,7 @@ class NameFlusher:
                     parent,
                     name,
                     is_ours=_is_symlink,
-                    occupant=self._files.accepts(occupant),
+                    may_replace=self._files.accepts(occupant),
                     noreplace=False,
                     link=False,
                 )
@@ -88,7 +103,7 @@ class NameFlusher:
         node.base = volume.signature(st)
         node.attrs_at = now
         self._tree.set_share(directory, name, node, now)
-        self._finish(node, to, occupant)
+        self._finish(node, to, occupant, ids=ids)
 
     async def rename(self, node: Node, old: Name, to: Name, occupant: Node | None) -> None:
         """Move what the share has under ``old`` to ``to``."""
@@ -109,7 +124,7 @@ class NameFlusher:
                 target,
                 to[1],
                 is_ours=self._files.accepts(node),
-                occupant=self._files.accepts(occupant) if occupant is not None else None,
+                may_replace=self._files.accepts(occupant) if occupant is not None else None,
                 noreplace=volume.capabilities.noreplace,
                 link=False,
             )
@@ -135,6 +150,7 @@ class NameFlusher:
         target = await share.directory(to[0], flush=True)
         accepts = self._files.accepts(node)
         self._tree.snapshot(node)
+        ids = self._intend(node, to)
         if occupant is None:
             await share.work(blocking.make_link, source, old[1], target, to[1], accepts)
         else:
@@ -147,12 +163,12 @@ class NameFlusher:
                     target,
                     to[1],
                     is_ours=accepts,
-                    occupant=self._files.accepts(occupant),
+                    may_replace=self._files.accepts(occupant),
                     noreplace=False,
                     link=False,
                 )
         self._tree.set_share(*to, node, volume.clock())
-        self._finish(node, to, occupant)
+        self._finish(node, to, occupant, ids=ids)
 
     async def remove(self, node: Node, at: Name) -> None:
         """Remove a name from the share."""

@@ -172,14 +172,15 @@ class Planner:
         if not isinstance(transfer, Transfer) or transfer.last_name is None:
             return None
         directory, name = transfer.last_name
-        if name not in directory.local or not directory.on_share or not transfer.current:
+        if not transfer.wanted(node) or not directory.on_share or not transfer.current:
             return None
         occupant = directory.share.get(name)
-        if occupant is not None and self._occupied(occupant, node, (directory, name)):
-            return None
-        if self._tree.latest_before(transfer.seq, node) is not None:
-            return None
-        return Publish(node, (directory, name), occupant)
+        if occupant is not None:
+            blocked = self._occupied(occupant, node, (directory, name))
+            if blocked is not None:
+                return None  # the replacement will find its own way
+        blocked = self._order(directory, transfer.seq, node, replaces=occupant is not None)
+        return blocked or Publish(node, (directory, name), occupant)
 
     def _publish(self, node: Node, to: Name) -> Step | Wait | None:
         directory, name = to

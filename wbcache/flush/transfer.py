@@ -11,6 +11,10 @@ from wbcache.node import Content, Directory, Node, Signature
 from wbcache.tree import Name
 
 
+class SupersededError(Exception):
+    """The file was removed while it moved: nobody wants the rest."""
+
+
 class Transfer:
     """State of one transfer; `bytes` moves it on, `publish` ends it."""
 
@@ -45,6 +49,13 @@ class Transfer:
         self.xattrs: dict[bytes, bytes | None] = {}
         self.signature: Signature | None = None
         """What the share reports of the finished temporary; None while bytes move."""
+
+    def wanted(self, node: Node) -> bool:
+        """Whether the file, or the name that it was begun for, is still there."""
+        if node.links or self.last_name is None:
+            return True
+        directory, name = self.last_name
+        return name in directory.local
 
     @property
     def current(self) -> bool:
