@@ -102,7 +102,7 @@ class Operations(pyfuse3.Operations):
         attr.st_uid = node.uid
         attr.st_gid = node.gid
         attr.st_rdev = node.rdev
-        attr.st_size = node.size
+        attr.st_size = BLOCK if node.is_dir else node.size
         attr.st_blksize = BLOCK
         attr.st_blocks = (node.size + 511) >> 9
         attr.st_atime_ns = node.atime

@@ -21,6 +21,9 @@ _FANOUT = 256
 MAX_SPARE = 256
 """Empty cache files kept for reuse."""
 
+MIN_SPARE = 64
+"""With fewer than these, more are made in the background while files are being created."""
+
 SPARE_SIZE = 1 << 20
 """Larger files, in bytes, are removed: emptying them takes long."""
 
@@ -126,6 +129,28 @@ class Store:
         content.fd = -1
         content.exists = False
         return True
+
+    @property
+    def wants_spares(self) -> bool:
+        """Whether spare cache files are running out."""
+        return len(self._spare) < MIN_SPARE
+
+    def make_spares(self, gens: range) -> list[tuple[int, int]]:
+        """Make empty cache files for later generations. Blocks; call it in a thread."""
+        made = []
+        for gen in gens:
+            try:
+                dirfd = self._dirfds[gen % _FANOUT]
+                made.append((gen, _open(f"{gen:x}", _FLAGS | os.O_CREAT | os.O_EXCL, dirfd)))
+            except OSError:
+                break  # whoever needs one makes it, and gets the error
+        return made
+
+    def add_spares(self, made: list[tuple[int, int]]) -> None:
+        """Keep what `make_spares` made."""
+        for gen, fd in made:
+            self.unsynced_names.add(gen)
+            self._spare.append((gen, fd))
 
     def take_spare(self) -> tuple[int, int] | None:
         """The (generation, descriptor) of an empty cache file, now the caller's."""

@@ -25,7 +25,7 @@ from wbcache.share import calls
 from wbcache.share.capabilities import Capabilities
 from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
-from wbcache.store import Store
+from wbcache.store import MAX_SPARE, Store
 from wbcache.tree import Item, Tree
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class Volume:
         """Replaced and set whenever a threaded write ends."""
         self.strays: list[tuple[Directory, bytes]] = []
         """Temporaries to be removed from the share."""
+        self.spares_wanted = trio.Event()
         self._trash: list[str] = []
         self._journal_sync: _Sync | None = None
 
@@ -188,6 +189,8 @@ class Volume:
         """A new generation; unless one was spare, it has no cache file until bytes are written."""
         seq = self.tree.next_seq()
         spare = self.store.take_spare()
+        if self.store.wants_spares:
+            self.spares_wanted.set()
         if spare is not None:
             gen, fd = spare
             content = Content(gen, whole=whole, base_limit=base_limit, seq=seq)
@@ -267,6 +270,24 @@ class Volume:
                 raise
         elif content.redirty or content.clean:
             content.mark_dirty(start, stop)
+
+    async def make_spares(self) -> None:
+        """Have empty cache files ready when files are made, for ever.
+
+        Making a file takes the disk's file system longer than all else that a create does.
+        """
+        while True:
+            await self.spares_wanted.wait()
+            count = MAX_SPARE // 2
+            gens = range(self.next_gen, self.next_gen + count)
+            self.next_gen += count
+            made = await trio.to_thread.run_sync(
+                self.store.make_spares, gens, limiter=self.local_lane
+            )
+            self.store.add_spares(made)
+            self.spares_wanted = trio.Event()
+            if len(made) < count:
+                await trio.sleep(1.0)
 
     def discard(self, gen: int) -> None:
         """Remove a cache file that belongs to nothing."""

@@ -102,6 +102,7 @@ class Daemon:
             services.start_soon(self._guard, self._checkpoint)
             services.start_soon(self._guard, Evictor(self._volume).run)
             services.start_soon(self._guard, self._probe)
+            services.start_soon(self._guard, self._volume.make_spares)
             services.start_soon(self._signals)
             services.start_soon(server.serve)
             services.start_soon(self._announce, ready)
