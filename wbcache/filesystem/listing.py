@@ -269,7 +269,7 @@ class Listings:
 
     def _pinned(self, directory: Directory, name: bytes, began: int) -> bool:
         """Whether we changed a name on the share after ``began``, or are about to."""
-        if directory.pins is not None and directory.pins.get(name, -1) >= began:
+        if directory.pins is not None and directory.pins.get(name, -1) > began:
             return True
         change = self._tree.changes.get((directory, name))
         if change is not None and change.busy:
@@ -307,7 +307,7 @@ class Listings:
         directory.listed_at = began_at
         directory.negative = None
         if directory.pins is not None:
-            directory.pins = {n: at for n, at in directory.pins.items() if at >= began} or None
+            directory.pins = {n: at for n, at in directory.pins.items() if at > began} or None
         if changed:
             directory.mtime = directory.ctime = time.time_ns()
 
