@@ -186,7 +186,7 @@ class Journal:
                 content.whole if content else None,
                 content.base_limit if content else None,
                 content.seq if content else None,
-                node.meta,
+                node.meta | node.sending,
                 dirty.since if dirty else None,
                 flags,
             ),
@@ -216,7 +216,7 @@ class Journal:
                 local.ino if local else None,
                 share.ino if share else None,
                 change.seq if (change := self.changes.get((directory, name))) else 0,
-                time.time_ns(),
+                directory.ctime,
             ),
         )
 
@@ -287,6 +287,10 @@ class Journal:
     def drop_intents_of(self, ino: int) -> None:
         """The outcome of all of a node's intents is known and stored (inside `save`)."""
         self._execute("DELETE FROM intent WHERE ino=?", (ino,))
+
+    def drop_moves_of(self, ino: int) -> None:
+        """It is known and stored under which names the share has a node (inside `save`)."""
+        self._execute("DELETE FROM intent WHERE ino=? AND kind IN ('rename', 'make')", (ino,))
 
     def set_meta(self, key: str, value: str | int) -> None:
         """Store a fact about the whole cache."""

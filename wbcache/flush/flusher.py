@@ -228,10 +228,12 @@ class Flusher:
             self._break_cycle(nursery)
 
     def _nothing_to_do(self, item: Item) -> None:
-        if isinstance(item, Node) and item.dirty is not None and not item.busy:
-            if item.links:
+        if not isinstance(item, Node) or item.busy:
+            return
+        if item.links:
+            if item.dirty is not None:
                 self._tree.settle_if_clean(item)
-        elif isinstance(item, Node) and item.transfer and not item.links and not item.busy:
+        elif item.transfer:
             # Nobody wants it any more.
             self.files.abandon(item)
             self._volume.forget_if_gone(item)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 
 from wbcache.flush import blocking
 from wbcache.flush.files import FileFlusher
@@ -38,7 +39,7 @@ class NameFlusher:
         if volume.capabilities.chown and node.uid | node.gid:
             owner = (node.uid, node.gid)
         self._tree.snapshot(node)
-        ids = self._intend(node, (parent, name))
+        self._intend(node, (parent, name))
         descriptor = await self._share.directory(parent, flush=True)
         st, new = await self._share.work(
             blocking.make_directory, descriptor, name, stat.S_IMODE(node.mode), owner
@@ -57,19 +58,19 @@ class NameFlusher:
         journal = volume.journal
 
         def store() -> None:
-            journal.drop_intents(ids)
+            journal.drop_moves_of(node.ino)
             if temporary:
                 journal.drop_temporary(name)
 
         volume.commit_outcome(node, (parent, name), extra=store)
 
-    def _intend(self, node: Node, at: Name) -> list[int]:
+    def _intend(self, node: Node, at: Name) -> None:
         """Record that a name is about to be made: should we die, the next start looks for it.
 
         It need not be durable: after a power loss the worst is an empty directory, or a link.
         """
         intent = Intent("make", node.ino, at[0].ino, at[1], node.mode, 0, 0)
-        return self._volume.journal.add_intents([intent])
+        self._volume.journal.add_intents([intent])
 
     async def publish_symlink(self, node: Node, to: Name, occupant: Node | None) -> None:
         """Make a symbolic link, in place of whatever had the name."""
@@ -77,7 +78,7 @@ class NameFlusher:
         directory, name = to
         self._tree.snapshot(node)
         parent = await self._share.directory(directory, flush=True)
-        ids = self._intend(node, to)
+        self._intend(node, to)
         if occupant is None:
             await self._share.work(blocking.make_symlink, parent, name, node.target)
         else:
@@ -95,28 +96,32 @@ class NameFlusher:
                     link=False,
                 )
         attributes = self._files.attributes(node, new=True)
-        _, st = await self._share.work(
-            blocking.set_attributes, parent, name, attributes, is_symlink=True
-        )
+        meta, xattrs = self._files.take(node)
+        try:
+            _, st = await self._share.work(
+                blocking.set_attributes, parent, name, attributes, is_symlink=True
+            )
+        except BaseException:
+            self._files.put_back(node, meta)
+            raise
+        self._files.delivered(node, meta, xattrs)
         now = volume.clock()
-        node.meta = 0
         node.base = volume.signature(st)
         node.attrs_at = now
         self._tree.set_share(directory, name, node, now)
-        self._finish(node, to, occupant, ids=ids)
+        self._finish(node, to, occupant)
 
     async def rename(self, node: Node, old: Name, to: Name, occupant: Node | None) -> None:
         """Move what the share has under ``old`` to ``to``."""
         share, volume = self._share, self._volume
         journal = volume.journal
         signature = node.base or Signature(0, 0, 0)
-        ids = journal.add_intents([Intent("rename", node.ino, to[0].ino, to[1], *signature)])
+        journal.add_intents([Intent("rename", node.ino, to[0].ino, to[1], *signature)])
         await volume.sync_journal()
         source = await share.directory(old[0], flush=True)
         target = await share.directory(to[0], flush=True)
         self._tree.snapshot(node)
-        share.moves += 1
-        try:
+        with share.moving(node):
             await share.work(
                 blocking.move,
                 source,
@@ -128,15 +133,13 @@ class NameFlusher:
                 noreplace=volume.capabilities.noreplace,
                 link=False,
             )
-        finally:
-            share.moves += 1
-        now = volume.clock()
-        self._tree.set_share(*old, None, now)
-        self._tree.set_share(*to, node, now)
+            now = volume.clock()
+            self._tree.set_share(*old, None, now)
+            self._tree.set_share(*to, node, now)
         if isinstance(node, Directory):
             node.renamed = False
         volume.changed_on_share(*old)
-        self._finish(node, to, occupant, old, ids=ids)
+        self._finish(node, to, occupant, old)
 
     async def park(self, node: Node, at: Name) -> None:
         """Move what has a name on the share aside, so that another node can take it."""
@@ -150,7 +153,7 @@ class NameFlusher:
         target = await share.directory(to[0], flush=True)
         accepts = self._files.accepts(node)
         self._tree.snapshot(node)
-        ids = self._intend(node, to)
+        self._intend(node, to)
         if occupant is None:
             await share.work(blocking.make_link, source, old[1], target, to[1], accepts)
         else:
@@ -168,7 +171,7 @@ class NameFlusher:
                     link=False,
                 )
         self._tree.set_share(*to, node, volume.clock())
-        self._finish(node, to, occupant, ids=ids)
+        self._finish(node, to, occupant)
 
     async def remove(self, node: Node, at: Name) -> None:
         """Remove a name from the share."""
@@ -176,7 +179,10 @@ class NameFlusher:
         directory, name = at
         parent = await share.directory(directory, flush=True)
         if isinstance(node, Directory):
-            await share.work(blocking.remove_directory, parent, name)
+            # What was on its way into it, and is not needed any more, may still lie there.
+            await share.work(
+                blocking.remove_directory, parent, name, volume.temporary_names.is_ours
+            )
         else:
             if node.handles and node.share_fd is None and self._needs_share(node):
                 # Somebody still reads it: an open descriptor keeps the bytes.
@@ -197,14 +203,13 @@ class NameFlusher:
         to: Name,
         occupant: Node | None,
         *others: Name,
-        ids: list[int] | None = None,
     ) -> None:
         volume = self._volume
         volume.changed_on_share(*to)
         self._tree.settle(node, volume.clock())
-        extra = (lambda: volume.journal.drop_intents(ids)) if ids else None
         gone = [occupant] if occupant is not None else []
-        volume.commit_outcome(node, to, *others, *gone, extra=extra)
+        drop = partial(volume.journal.drop_moves_of, node.ino)
+        volume.commit_outcome(node, to, *others, *gone, extra=drop)
         for other in gone:
             volume.forget_if_gone(other)
 

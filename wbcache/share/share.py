@@ -8,15 +8,17 @@ nobody waits for could undo newer data.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import trio
 
-from wbcache.node import Directory
+from wbcache.node import Directory, Node
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.health import Health
@@ -45,8 +47,12 @@ class Share:
         self.health = Health(clock)
         self.stable_ino = False
         """Whether the share's inode numbers tell one file from another for good."""
-        self.moves = 0
-        """How many directories we have begun to rename on the share."""
+        self._moves = 0
+        """How many renames of directories on the share have ended."""
+        self._moving = 0
+        """How many are under way."""
+        self._moved = trio.Event()
+        """Set, and replaced, when one ends."""
         self._lookups = trio.CapacityLimiter(64)
         self._data = trio.CapacityLimiter(32)
         self._flush = trio.CapacityLimiter(workers)
@@ -144,10 +150,17 @@ class Share:
                 base = at.share_dirfd
             chain.reverse()
             names = [name for _, name in chain]
-            moves = self.moves
+            moves = self._moves
             ask = self.work if flush else self.look
-            opened = await ask(calls.open_chain, base, names)
-            if moves != self.moves:
+            try:
+                opened = await ask(calls.open_chain, base, names)
+            except FileNotFoundError:
+                if self._moving:
+                    await self._after_move(math.inf if flush else self.lookup_deadline)
+                elif moves == self._moves:
+                    raise
+                continue  # it was just being moved
+            if moves != self._moves:
                 continue  # a directory on the way may have been another one by now
             for (node, _), descriptor in zip(chain, opened, strict=True):
                 node.share_dirfd = descriptor
@@ -158,6 +171,27 @@ class Share:
                 oldest.share_dirfd = None
             return opened[-1]
         raise OSError(errno.EAGAIN, "directories on the share keep moving")
+
+    @contextmanager
+    def moving(self, node: Node) -> Iterator[None]:
+        """The node is being renamed on the share: paths through it can't be relied on."""
+        if not node.is_dir:
+            yield
+            return
+        self._moving += 1
+        try:
+            yield
+        finally:
+            self._moving -= 1
+            self._moves += 1
+            moved, self._moved = self._moved, trio.Event()
+            moved.set()
+
+    async def _after_move(self, deadline: float) -> None:
+        with trio.move_on_after(deadline):
+            await self._moved.wait()
+            return
+        raise OSError(errno.ETIMEDOUT, "the share does not finish a rename")
 
     def hold_root(self, root: Directory) -> None:
         """The root's descriptor is ours for good."""
