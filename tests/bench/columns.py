@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
-from tests.bench.mounting import BenchError, served
+from tests.bench.mounting import BenchError, served, take_down
+from tests.mounting import wbcache
 
 _COLD = "cold"
 
@@ -129,17 +130,22 @@ class WbCache(Column):
             text.write(self._config)
             text.write(f"flush: {{idle_delay: {write_back}s, max_age: {write_back}s}}\n")
         cache = os.path.join(work, "cache")
-        program = [sys.executable, "-m", "wbcache.cli"]
-        mount = ["mount", share, mountpoint, "--cache-dir", cache, "--config", config]
-        _run([*program, *mount])
+        done = wbcache("mount", share, mountpoint, "--cache-dir", cache, "--config", config)
+        if done.returncode != 0:
+            raise BenchError(f"wbcache mount ended with {done.returncode}: {done.stderr.strip()}")
         try:
             yield Mounted(mountpoint, share)
         finally:
-            _run([*program, "umount", mountpoint, "--no-drain"], codes=(0, 3))
+            self._end(mountpoint)
 
-
-def _run(command: list[str], codes: tuple[int, ...] = (0,)) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode not in codes:
-        said = (done.stderr or done.stdout).strip()[-400:]
-        raise BenchError(f"{' '.join(command[1:4])} ended with {done.returncode}: {said}")
+    def _end(self, mountpoint: str) -> None:
+        """Unmount without bringing gigabytes to a share that is thrown away next."""
+        try:
+            done = wbcache("umount", mountpoint, "--no-drain")
+        except subprocess.TimeoutExpired:
+            problem = "does not end"
+        else:
+            problem = "" if done.returncode in (0, 3) else done.stderr.strip()
+        take_down(mountpoint)
+        if problem:
+            raise BenchError(f"wbcache umount: {problem}")

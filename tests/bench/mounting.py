@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tests.waiting import wait_until
+from wbcache.errors import WbcacheError
+from wbcache.mounts import canonical, mount_at, read_mounts, unmount
+
 _MOUNT_DEADLINE = 30.0
+_UNMOUNT_DEADLINE = 5.0
 _END_DEADLINE = 20.0
 
 
@@ -18,49 +23,20 @@ class BenchError(Exception):
 
 def is_mounted(mountpoint: str) -> bool:
     """Whether the kernel lists a mount at `mountpoint`, dead ones included."""
-    wanted = os.path.realpath(mountpoint)
-    with open("/proc/self/mountinfo", "rb") as table:
-        return any(_mountpoint(line) == wanted for line in table)
+    mounts = read_mounts()
+    return mount_at(canonical(mountpoint, mounts), mounts) is not None
 
 
-def _mountpoint(line: bytes) -> str:
-    field = line.split()[4]
-    return os.fsdecode(field.decode("unicode_escape").encode("latin-1"))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll `condition` until it holds (True) or `seconds` have passed (False)."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def unmount(mountpoint: str) -> None:
-    """Unmount `mountpoint`, lazily when it stays busy."""
-    plain = ["umount", mountpoint] if os.getuid() == 0 else ["fusermount3", "-u", mountpoint]
-    lazy = [plain[0], "-l" if plain[0] == "umount" else "-uz", mountpoint]
-
-    def gone() -> bool:
-        if is_mounted(mountpoint):
-            subprocess.run(plain, check=False, capture_output=True)
-        return not is_mounted(mountpoint)
-
-    if not wait_until(gone, 5.0):
-        subprocess.run(lazy, check=False, capture_output=True)
-
-
-def end(process: subprocess.Popen[bytes], seconds: float = _END_DEADLINE) -> None:
-    """Wait for `process`; after `seconds` ask it to end, after as long again kill it."""
-    for act in (process.terminate, process.kill):
+def take_down(mountpoint: str) -> None:
+    """Unmount `mountpoint`, if something is mounted there; lazily when it stays busy."""
+    deadline = time.monotonic() + _UNMOUNT_DEADLINE
+    while is_mounted(mountpoint):
         try:
-            process.wait(seconds)
-            return
-        except subprocess.TimeoutExpired:
-            act()
-    process.wait(seconds)
+            unmount(canonical(mountpoint), lazy=time.monotonic() > deadline)
+        except WbcacheError as error:
+            if time.monotonic() > deadline + _UNMOUNT_DEADLINE:
+                raise BenchError(str(error)) from None
+            time.sleep(0.05)
 
 
 @contextmanager
@@ -77,15 +53,31 @@ def served(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        ready = wait_until(
-            lambda: is_mounted(mountpoint) or process.poll() is not None, _MOUNT_DEADLINE
-        )
-        if not ready or process.poll() is not None:
+        try:
+            wait_until(
+                lambda: is_mounted(mountpoint) or process.poll() is not None,
+                "a mount",
+                _MOUNT_DEADLINE,
+            )
+        except AssertionError as error:
+            raise BenchError(f"{os.path.basename(command[0])}: {error}: {tail(log)}") from None
+        if process.poll() is not None:
             raise BenchError(f"{os.path.basename(command[0])} did not mount: {tail(log)}")
         yield
     finally:
-        unmount(mountpoint)
-        end(process, patience)
+        take_down(mountpoint)
+        _end(process, patience)
+
+
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for `process`; after `patience` ask it to end, after as long again kill it."""
+    for act in (process.terminate, process.kill):
+        try:
+            process.wait(patience)
+            return
+        except subprocess.TimeoutExpired:
+            act()
+    process.wait()
 
 
 def tail(path: str, size: int = 400) -> str:

@@ -17,13 +17,13 @@ from tests.bench import load
 from tests.bench.awake import processors_awake
 from tests.bench.columns import Column, Mounted
 from tests.bench.mounting import BenchError
+from wbcache.mounts import canonical, mount_of, read_mounts
 
 _LOAD = os.path.abspath(load.__file__)
 _LOAD_DEADLINE = 300.0
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_SETFLAGS = 0x40086602
 _FS_TOPDIR_FL = 0x00020000
-_MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
 
 _Phase = dict[str, dict[str, Callable[[load.Place], float]]]
 Rates = dict[str, dict[str, list[float]]]  # column -> workload -> one rate a round
@@ -68,29 +68,45 @@ def run(
     """
     _refuse_memory(directory)
     results = Results()
-    with ExitStack() as stack:
-        work = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=directory))
-        _spread(work)
-        if plan.awake:
-            results.awake = stack.enter_context(processors_awake())
-        ready: list[tuple[Column, Mounted]] = []
-        for column in columns:
-            own = tempfile.mkdtemp(prefix=f"{column.name}-", dir=work)
-            say(f"setting up {column.title}")
-            try:
-                mounted = stack.enter_context(
-                    column.mounted(own, plan.rounds, _cold_bytes(plan), plan.write_back)
-                )
-            except BenchError as error:
-                results.problems.append(f"{column.title}: {error}")
-                continue
-            results.titles[column.name] = column.title
-            results.rates[column.name] = {}
-            ready.append((column, mounted))
-        for phase in (load.GROUPS, load.LAST):
-            for number in range(plan.rounds):
-                _one_round(phase, number, ready, plan, results, say)
+    try:
+        with ExitStack() as stack:
+            work = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=directory))
+            _spread(work)
+            if plan.awake:
+                results.awake = stack.enter_context(processors_awake())
+            ready = [
+                (column, mounted)
+                for column in columns
+                if (mounted := _set_up(column, work, plan, stack, results, say))
+            ]
+            for phase in (load.GROUPS, load.LAST):
+                for number in range(plan.rounds):
+                    _one_round(phase, number, ready, plan, results, say)
+    except BenchError as error:
+        results.problems.append(str(error))  # of a column that does not come down
     return results
+
+
+def _set_up(
+    column: Column,
+    work: str,
+    plan: Plan,
+    stack: ExitStack,
+    results: Results,
+    say: Callable[[str], None],
+) -> Mounted | None:
+    say(f"setting up {column.title}")
+    own = tempfile.mkdtemp(prefix=f"{column.name}-", dir=work)
+    try:
+        mounted = stack.enter_context(
+            column.mounted(own, plan.rounds, _cold_bytes(plan), plan.write_back)
+        )
+    except BenchError as error:
+        results.problems.append(f"{column.title}: {error}")
+        return None
+    results.titles[column.name] = column.title
+    results.rates[column.name] = {}
+    return mounted
 
 
 def _one_round(
@@ -149,12 +165,13 @@ def _cold_bytes(plan: Plan) -> int:
 
 
 def _refuse_memory(directory: str) -> None:
-    """A benchmark on tmpfs says nothing about a disk."""
-    kind = subprocess.run(
-        ["stat", "-f", "-c", "%T", directory], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    if kind in _MEMORY_FILE_SYSTEMS:
-        raise BenchError(f"{directory} is on {kind}; name a directory on a disk with --work-dir")
+    """A benchmark in memory says nothing about a disk."""
+    mounts = read_mounts()
+    place = mount_of(canonical(directory, mounts), mounts)
+    if place is not None and place.is_memory:
+        raise BenchError(
+            f"{directory} is on {place.fstype}; name a directory on a disk with --work-dir"
+        )
 
 
 def _spread(directory: str) -> None:

@@ -7,10 +7,11 @@ import pwd
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
+
+from tests.waiting import wait_until
 
 _DEADLINE = 15.0
 _PRIVILEGE_SEPARATION = "/run/sshd"  # compiled into Debian's sshd, which as root insists on it
@@ -31,15 +32,6 @@ def programs() -> dict[str, str]:
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     found = {name: shutil.which(name, path=path) for name in ("sshd", "ssh", "ssh-keygen", "sshfs")}
     return {name: where for name, where in found.items() if where}
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = _DEADLINE) -> None:
-    """Poll until `condition` holds; TimeoutError naming `what` after `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not after {seconds:.0f} s")
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -75,7 +67,7 @@ def ssh_server(directory: str) -> Iterator[SshServer]:
             start_new_session=True,
         )
     try:
-        wait_until(lambda: _listens(port) or process.poll() is not None, "sshd listening")
+        wait_until(lambda: _listens(port) or process.poll() is not None, "sshd listens")
         if process.poll() is not None:
             with open(log, encoding="utf-8", errors="replace") as text:
                 raise RuntimeError(f"sshd did not start: {text.read().strip()[-500:]}")
@@ -171,7 +163,7 @@ def _alive(process: _Process) -> bool:
 def _end_sessions(sessions: list[_Process]) -> None:
     """Sessions end by themselves when their connection does; what hangs is killed."""
     try:
-        wait_until(lambda: not any(map(_alive, sessions)), "sshd sessions ended", 5.0)
-    except TimeoutError:
+        wait_until(lambda: not any(map(_alive, sessions)), "sshd sessions end", 5.0)
+    except AssertionError:
         for session in filter(_alive, sessions):
             os.kill(session.pid, 9)

@@ -11,7 +11,9 @@ import tempfile
 from contextlib import ExitStack
 from types import TracebackType
 
-from tests.sshshare.server import SshServer, programs, ssh_server, wait_until
+from tests.sshshare.server import SshServer, programs, ssh_server
+from tests.waiting import wait_until
+from wbcache.mounts import canonical, mount_at, read_mounts
 
 _ROOT_OF_TESTS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -25,8 +27,9 @@ class SshShare:
     a broken connection is made anew, as people use sshfs on a laptop; without it, every call
     after a break fails.  `options` are further sshfs options ("allow_other", ...).
 
-    Works as root and as a plain user with an account sshd lets in (`nobody` it does not).  On leaving, everything is gone: mount, processes, files;
-    the backing directory stays.  A share that hangs is torn down by force.
+    Works as root and as a plain user whose account sshd lets in (`nobody` it does not).  On
+    leaving, everything is gone: mount, processes, files; the backing directory stays.  A share
+    that hangs is torn down by force.
     """
 
     def __init__(
@@ -215,10 +218,8 @@ def _serves(mountpoint: str) -> bool:
 
 def _mounted_at(mountpoint: str) -> bool:
     """Asked of the kernel's table: a dead or hung mount answers no stat call."""
-    wanted = os.fsencode(os.path.realpath(os.path.dirname(mountpoint)))
-    wanted = os.path.join(wanted, os.fsencode(os.path.basename(mountpoint)))
-    with open("/proc/self/mountinfo", "rb") as table:
-        return any(line.split()[4] == wanted for line in table)
+    mounts = read_mounts()
+    return mount_at(canonical(mountpoint, mounts), mounts) is not None
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
