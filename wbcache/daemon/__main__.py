@@ -42,6 +42,7 @@ log = logging.getLogger("wbcache")
 def main() -> int:
     """Run a mount to its end; returns the exit code."""
     arguments = _parse()
+    logging.getLogger().addHandler(logging.NullHandler())  # until there is a log to write to
     ready = _Ready(arguments.ready_fd)
     try:
         return _run(arguments, ready)

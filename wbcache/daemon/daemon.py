@@ -21,6 +21,7 @@ from wbcache.control.server import ControlServer, Progress, Rows
 from wbcache.daemon import pump, report
 from wbcache.daemon.eviction import Evictor
 from wbcache.daemon.recovery import settle_intents
+from wbcache.errors import WbcacheError
 from wbcache.filesystem import FileSystem
 from wbcache.flush.flusher import Flusher
 from wbcache.fuse import Operations
@@ -320,11 +321,19 @@ class Daemon:
 
     async def umount(self, timeout: float | None, drain: bool, progress: Progress) -> Rows:
         """Unmount, then flush everything; the daemon ends afterwards."""
+        before = (self._drain_timeout, self._no_drain)
         if timeout is not None:
             self._drain_timeout = timeout or 0.001
         self._no_drain = not drain
         if self._mounted:
-            await trio.to_thread.run_sync(mounts.unmount, self._mountpoint, abandon_on_cancel=True)
+            try:
+                await trio.to_thread.run_sync(
+                    mounts.unmount, self._mountpoint, abandon_on_cancel=True
+                )
+            except WbcacheError:
+                # Still in use: whatever ends the mount later drains as configured.
+                self._drain_timeout, self._no_drain = before
+                raise
         await self._unmounted.wait()
         sent = self._flusher.files.bytes_sent
         while not self._drained.is_set():
