@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -193,10 +192,11 @@ class Journal:
         )
         if not node.journaled:
             node.journaled = True
-            if isinstance(node, Directory):
-                # Its own place must be known too, up to the root.
-                for directory, name in {*node.links, *node.slinks}:
-                    self._put_name(directory, name)
+            # Its place must be known too, up to the root. A name under which the views differ is
+            # stored when it changes.
+            for link in {*node.links, *node.slinks}:
+                if link not in self.changes:
+                    self._put_name(*link)
 
     def _put_name(self, directory: Directory, name: bytes) -> None:
         if not directory.journaled:
