@@ -20,7 +20,7 @@ from wbcache.journal import (
     Journal,
     extents_of,
 )
-from wbcache.node import ROOT_INO, Content, Directory, Dirty, Node, Signature
+from wbcache.node import META_XATTR, ROOT_INO, Content, Directory, Dirty, Node, Signature
 from wbcache.store import Store
 from wbcache.tree import Name, NameChange, Tree
 
@@ -143,9 +143,10 @@ class _Loader:
                     change = NameChange(seq, self._now)
                     tree.changes[(directory, name)] = change
             if isinstance(time_ns, int) and seq:
-                # A change of a name is a change of its directory, and of the node.
-                directory.mtime = max(directory.mtime, time_ns)
-                directory.ctime = max(directory.ctime, time_ns)
+                # A change of a name is a change of its directory, and of the node. When the
+                # directory's own row is newer, its times may have been set since.
+                if time_ns > directory.ctime:
+                    directory.mtime = directory.ctime = time_ns
                 if here is not None:
                     here.ctime = max(here.ctime, time_ns)
 
@@ -176,6 +177,7 @@ class _Loader:
             node = self._tree.nodes.get(ino)
             if node is not None:
                 node.xattrs = {**(node.xattrs or {}), name: value}
+                node.meta |= META_XATTR
 
     def dirty(self) -> None:
         """Everything that the share does not have is dirty, whatever the rows say."""

@@ -163,6 +163,7 @@ class Node:
         "released",
         "retries",
         "retry_at",
+        "sending",
         "sent",
         "share_fd",
         "size",
@@ -200,6 +201,8 @@ class Node:
         """Signatures of publishes that have no answer yet: also ours when seen on the share."""
         self.content: Content | None = None
         self.meta = 0
+        self.sending = 0
+        """Bits of `meta` that a step has taken and of which the share has not answered yet."""
         self.xattrs: dict[bytes, bytes | None] | None = None
         """Extended attributes set (or, as None, removed) here and not yet on the share."""
         self.dirty: Dirty | None = None
@@ -279,6 +282,7 @@ class Directory(Node):
     """A directory: its entries in both views, and what is known of the share's listing."""
 
     __slots__ = (
+        "arriving",
         "below",
         "busy_dirs",
         "hot",
@@ -303,6 +307,8 @@ class Directory(Node):
         self.share: dict[bytes, Node] = {}
         self.subdirectories = 0
         """How many of its names in the mount are directories."""
+        self.arriving: dict[bytes, Node] = {}
+        """Names under which steps under way put something on the share."""
         self.unsynced = 0
         """How many of its names differ between the views."""
         self.listed_at: float | None = None

@@ -257,18 +257,31 @@ def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
         pass
 
 
-def remove_directory(parent: Descriptor, name: bytes) -> None:
-    """Remove an empty directory; one that is gone is fine, one with somebody's files a conflict."""
-    try:
-        calls.rmdir(parent, name)
-    except FileNotFoundError:
-        pass
-    except NotADirectoryError:
-        raise ConflictError from None
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+def remove_directory(parent: Descriptor, name: bytes, is_ours: Callable[[bytes], bool]) -> None:
+    """Remove an empty directory; one that is gone is fine, one with somebody's files a conflict.
+
+    Temporaries for which ``is_ours`` holds go with it.
+    """
+    for last in (False, True):
+        try:
+            calls.rmdir(parent, name)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
             raise ConflictError from None
-        raise
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if last:
+                raise ConflictError from None
+            directory = calls.open_directory(parent, name)
+            names = [entry.name for entry in calls.scan(directory)]
+            if not all(map(is_ours, names)):
+                raise ConflictError from None
+            for temporary in names:
+                remove_temporary(directory, temporary)
+        else:
+            return
 
 
 def remove_temporary(parent: Descriptor, name: bytes) -> None:

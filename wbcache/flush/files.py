@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 
 from wbcache.extents import END, Extents
 from wbcache.flush import blocking
@@ -96,21 +97,20 @@ class FileFlusher:
         directory, name = at
         attributes = self.attributes(node, new=False)
         self._tree.snapshot(node)
-        meta, node.meta = node.meta, 0
-        xattrs, node.xattrs = node.xattrs, None
-        if node.is_file and node.base is not None and attributes.times is not None:
-            await self._announce(
-                node, at, "attributes", Signature(node.base.size, node.mtime, node.base.ino)
-            )
+        meta, xattrs = self.take(node)
         try:
+            if node.is_file and node.base is not None and attributes.times is not None:
+                await self._announce(
+                    node, at, "attributes", Signature(node.base.size, node.mtime, node.base.ino)
+                )
             parent = await self._share.directory(directory, flush=True)
             before, after = await self._share.work(
                 blocking.set_attributes, parent, name, attributes, is_symlink=node.is_symlink
             )
         except BaseException:
-            node.meta |= meta
-            node.xattrs = {**(xattrs or {}), **(node.xattrs or {})} or None
+            self.put_back(node, meta)
             raise
+        self.delivered(node, meta, xattrs)
         if node.base is None or self.accepts(node)(before):
             node.base = self._volume.signature(after)
             node.attrs_at = self._volume.clock()
@@ -124,6 +124,26 @@ class FileFlusher:
                 journal.drop_xattrs(node.ino)
 
         self._volume.commit_outcome(node, extra=store)
+
+    def take(self, node: Node) -> tuple[int, dict[bytes, bytes | None]]:
+        """The attributes that a step is about to bring to the share: bits of `meta`, and xattrs.
+
+        Until the answer they stay in the journal, and the xattrs are still what the mount shows.
+        """
+        meta, node.meta = node.meta, 0
+        node.sending |= meta
+        return meta, dict(node.xattrs or {}) if self._volume.capabilities.xattr else {}
+
+    def put_back(self, node: Node, meta: int) -> None:
+        """The share did not take them."""
+        node.sending &= ~meta
+        node.meta |= meta
+
+    def delivered(self, node: Node, meta: int, xattrs: Mapping[bytes, bytes | None]) -> None:
+        """The share has them; what was changed meanwhile is still to be sent."""
+        node.sending &= ~meta
+        left = (node.xattrs or {}).items()
+        node.xattrs = {n: v for n, v in left if n not in xattrs or xattrs[n] != v} or None
 
     async def _announce(self, node: Node, at: Name, kind: str, signature: Signature) -> None:
         """Record durably what the share is about to show under a name."""
@@ -182,8 +202,7 @@ class FileFlusher:
             attributes = attributes._replace(xattrs={**carried, **attributes.xattrs})
         if not attributes.mode and not node.mode & 0o200 and volume.capabilities.chmod:
             attributes = attributes._replace(mode=stat.S_IMODE(node.mode))
-        transfer.meta, node.meta = node.meta, 0
-        transfer.xattrs, node.xattrs = node.xattrs or {}, None
+        transfer.meta, transfer.xattrs = self.take(node)
         st = await self._share.work(blocking.finish, file, transfer.size, attributes)
         transfer.signature = volume.signature(st)
 
@@ -219,9 +238,7 @@ class FileFlusher:
         content = transfer.content
         content.redirty = [r for r in content.redirty if r is not transfer.redirty]
         self._volume.unpin(content)
-        node.meta |= transfer.meta
-        if transfer.xattrs:
-            node.xattrs = {**transfer.xattrs, **(node.xattrs or {})}
+        self.put_back(node, transfer.meta)
         self._volume.strays.append((transfer.directory, transfer.temporary))
 
     async def publish(self, node: Node, to: Name, occupant: Node | None) -> None:
@@ -255,6 +272,7 @@ class FileFlusher:
             self.abandon(node)
             raise
         node.transfer = None
+        self.delivered(node, transfer.meta, transfer.xattrs)
         others = [link for link in node.slinks if link != to]
         self._published(node, transfer, to)
         volume.changed_on_share(directory, name)
@@ -346,15 +364,14 @@ class FileFlusher:
                     end = min(chunk + CHUNK, stop)
                     await share.work(blocking.append_range, fd, file, chunk, end)
                     self.bytes_sent += end - chunk
-            meta, node.meta = node.meta, 0
-            xattrs, node.xattrs = node.xattrs, None
-            attributes = self.attributes(node, new=True)._replace(xattrs=xattrs or {})
+            attributes = self.attributes(node, new=True)
+            meta, xattrs = self.take(node)
             try:
                 st = await share.work(blocking.finish, file, size, attributes)
             except BaseException:
-                node.meta |= meta
-                node.xattrs = {**(xattrs or {}), **(node.xattrs or {})} or None
+                self.put_back(node, meta)
                 raise
+            self.delivered(node, meta, xattrs)
         finally:
             volume.unpin(content)
             content.redirty = [r for r in content.redirty if r is not redirty]

@@ -22,8 +22,13 @@ class TemporaryNames:
     """Fresh names for temporaries; none is used twice, also not after a restart."""
 
     def __init__(self, uuid8: str, epoch: int) -> None:
+        self._own = f".wbcache-{uuid8}-".encode()
         self._prefix = f".wbcache-{uuid8}-{epoch:x}z"
         self._count = count()
+
+    def is_ours(self, name: bytes) -> bool:
+        """Whether a temporary is this cache's, of this mount or an earlier one."""
+        return name.startswith(self._own)
 
     def fresh(self) -> bytes:
         """A name that no temporary of this cache ever had."""
