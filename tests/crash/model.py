@@ -1,0 +1,278 @@
+"""What a directory should hold after a sequence of operations, and how it differs from that.
+
+An operation is a list that JSON can hold: its name, then paths relative to the modelled directory
+and numbers. `Model.apply` carries it out in memory, `operations.execute` on a real directory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+Operation = list[Any]
+
+
+class File:
+    """A regular file; hard links share one."""
+
+    def __init__(self, mode: int) -> None:
+        self.data = bytearray()
+        self.mode = mode
+        self.mtime: int | None = None
+        """Nanoseconds, where an operation has set it; None where the file system chose it."""
+        self.xattrs: dict[str, bytes] = {}
+
+
+class Link:
+    """A symbolic link."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+
+class Dir:
+    """A directory."""
+
+    def __init__(self, mode: int) -> None:
+        self.mode = mode
+        self.mtime: int | None = None
+        self.entries: dict[str, Entry] = {}
+
+
+Entry = File | Link | Dir
+
+
+def content(seed: int, size: int) -> bytes:
+    """The bytes that an operation writes: a function of what its log says, and never zeros."""
+    return random.Random(seed).randbytes(size).replace(b"\0", b"\1")
+
+
+class Model:
+    """A directory tree in memory."""
+
+    def __init__(self) -> None:
+        self.root = Dir(0o755)
+        self.handles: dict[int, File] = {}
+        """Files that are open for appending."""
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def parent(self, path: str) -> tuple[Dir, str]:
+        """The directory that holds a path's last name, and that name."""
+        head, _, name = path.rpartition("/")
+        directory = self.root
+        for part in head.split("/") if head else ():
+            entry = directory.entries[part]
+            assert isinstance(entry, Dir)
+            directory = entry
+        return directory, name
+
+    def get(self, path: str) -> Entry:
+        """What a path names."""
+        if not path:
+            return self.root
+        directory, name = self.parent(path)
+        return directory.entries[name]
+
+    def file(self, path: str) -> File:
+        """The file that a path names."""
+        entry = self.get(path)
+        assert isinstance(entry, File)
+        return entry
+
+    def walk(self) -> Iterator[tuple[str, Entry]]:
+        """Every path and what it names, parents first."""
+        stack: list[tuple[str, Dir]] = [("", self.root)]
+        while stack:
+            prefix, directory = stack.pop()
+            for name, entry in directory.entries.items():
+                path = f"{prefix}/{name}" if prefix else name
+                yield path, entry
+                if isinstance(entry, Dir):
+                    stack.append((path, entry))
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def apply(self, operation: Operation) -> None:
+        """Carry out an operation that can be carried out."""
+        getattr(self, "_" + operation[0])(*operation[1:])
+
+    def _put(self, path: str, entry: Entry) -> None:
+        directory, name = self.parent(path)
+        directory.entries[name] = entry
+        directory.mtime = None
+
+    def _take(self, path: str) -> Entry:
+        directory, name = self.parent(path)
+        directory.mtime = None
+        return directory.entries.pop(name)
+
+    def _create(self, path: str, mode: int) -> None:
+        self._put(path, File(mode))
+
+    def _mkdir(self, path: str, mode: int) -> None:
+        self._put(path, Dir(mode))
+
+    def _symlink(self, target: str, path: str) -> None:
+        self._put(path, Link(target))
+
+    def _link(self, old: str, new: str) -> None:
+        self._put(new, self.get(old))
+
+    def _unlink(self, path: str) -> None:
+        self._take(path)
+
+    def _rmdir(self, path: str) -> None:
+        self._take(path)
+
+    def _rename(self, old: str, new: str) -> None:
+        self._put(new, self._take(old))
+
+    def _exchange(self, old: str, new: str) -> None:
+        first, second = self._take(old), self._take(new)
+        self._put(new, first)
+        self._put(old, second)
+
+    def _write(self, path: str, offset: int, seed: int, size: int) -> None:
+        _store(self.file(path), offset, content(seed, size))
+
+    def _append(self, path: str, seed: int, size: int) -> None:
+        file = self.file(path)
+        _store(file, len(file.data), content(seed, size))
+
+    def _restart(self, path: str) -> None:
+        file = self.file(path)
+        file.data = bytearray()
+        file.mtime = None
+
+    def _truncate(self, path: str, size: int) -> None:
+        file = self.file(path)
+        del file.data[size:]
+        file.data += bytes(size - len(file.data))
+        file.mtime = None
+
+    def _chmod(self, path: str, mode: int) -> None:
+        entry = self.get(path)
+        assert not isinstance(entry, Link)
+        entry.mode = mode
+
+    def _utime(self, path: str, mtime: int) -> None:
+        entry = self.get(path)
+        assert not isinstance(entry, Link)
+        entry.mtime = mtime
+
+    def _setxattr(self, path: str, name: str, value: str) -> None:
+        self.file(path).xattrs[name] = value.encode()
+
+    def _removexattr(self, path: str, name: str) -> None:
+        del self.file(path).xattrs[name]
+
+    def _fsync(self, path: str) -> None:
+        pass
+
+    def _fsyncdir(self, path: str) -> None:
+        pass
+
+    def _hold(self, number: int, path: str) -> None:
+        self.handles[number] = self.file(path)
+
+    def _held_append(self, number: int, seed: int, size: int) -> None:
+        file = self.handles[number]
+        _store(file, len(file.data), content(seed, size))
+
+    def _held_fsync(self, number: int) -> None:
+        pass
+
+    def _drop(self, number: int) -> None:
+        del self.handles[number]
+
+
+def _store(file: File, offset: int, data: bytes) -> None:
+    if offset > len(file.data):
+        file.data += bytes(offset - len(file.data))
+    file.data[offset : offset + len(data)] = data
+    file.mtime = None
+
+
+# -- comparing ---------------------------------------------------------------------------------
+
+
+def differences(
+    directory: str, model: Model, *, hidden: tuple[str, ...] = (), links: bool = True
+) -> list[str]:
+    """How a real directory differs from a model; nothing when it does not.
+
+    ``hidden`` names of the top directory are not looked at. Without ``links`` names of one file may
+    be separate files.
+    """
+    found: list[str] = []
+    inodes: dict[int, File] = {}
+    _compare_directory(directory, model.root, found, hidden, inodes if links else None)
+    return found
+
+
+def _compare_directory(
+    path: str,
+    wanted: Dir,
+    found: list[str],
+    hidden: tuple[str, ...],
+    inodes: dict[int, File] | None,
+) -> None:
+    names = set(os.listdir(path)) - set(hidden)
+    for name in sorted(names - wanted.entries.keys()):
+        found.append(f"{path}/{name}: should not be there")
+    for name, entry in wanted.entries.items():
+        if name not in names:
+            found.append(f"{path}/{name}: missing")
+            continue
+        _compare(f"{path}/{name}", entry, found, inodes)
+
+
+def _compare(path: str, entry: Entry, found: list[str], inodes: dict[int, File] | None) -> None:
+    try:
+        st = os.lstat(path)
+    except OSError as error:
+        found.append(f"{path}: listed, but {error.strerror}")
+        return
+    kinds = {File: stat.S_IFREG, Dir: stat.S_IFDIR, Link: stat.S_IFLNK}
+    if stat.S_IFMT(st.st_mode) != kinds[type(entry)]:
+        found.append(f"{path}: is of another type ({st.st_mode:o})")
+        return
+    if isinstance(entry, Link):
+        target = os.readlink(path)
+        if target != entry.target:
+            found.append(f"{path}: points to {target!r}, not {entry.target!r}")
+        return
+    if stat.S_IMODE(st.st_mode) != entry.mode:
+        found.append(f"{path}: has mode {stat.S_IMODE(st.st_mode):o}, not {entry.mode:o}")
+    if entry.mtime is not None and st.st_mtime_ns != entry.mtime:
+        found.append(f"{path}: has mtime {st.st_mtime_ns}, not {entry.mtime}")
+    if isinstance(entry, Dir):
+        _compare_directory(path, entry, found, (), inodes)
+        return
+    _compare_file(path, st, entry, found)
+    if inodes is not None and inodes.setdefault(st.st_ino, entry) is not entry:
+        found.append(f"{path}: shares its inode with another file")
+
+
+def _compare_file(path: str, st: os.stat_result, entry: File, found: list[str]) -> None:
+    if st.st_size != len(entry.data):
+        found.append(f"{path}: has {st.st_size} bytes, not {len(entry.data)}")
+    with open(path, "rb") as file:
+        data = file.read()
+    if data != entry.data:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(data, entry.data, strict=False)) if a != b),
+            min(len(data), len(entry.data)),
+        )
+        found.append(
+            f"{path}: differs from byte {at} on ({data[at : at + 8].hex()} instead of"
+            f" {entry.data[at : at + 8].hex()}, {len(data)} bytes)"
+        )
+    names = [name for name in os.listxattr(path) if name.startswith("user.test.")]
+    xattrs = {name: os.getxattr(path, name) for name in names}
+    if xattrs != entry.xattrs:
+        found.append(f"{path}: has attributes {xattrs}, not {entry.xattrs}")

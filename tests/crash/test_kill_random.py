@@ -1,0 +1,72 @@
+"""SIGKILL at random moments under a mixed load, again and again, on one cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.mounting import MountedCache
+from tests.crash.rounds import Rounds
+from tests.faultshare.client import FaultShare
+
+SEED = "WBCACHE_CRASH_SEED"
+"""Environment variable: repeats the choices of an earlier run, which prints its seed."""
+
+pytestmark = [pytest.mark.usefixtures("fuse")]
+
+
+def _seed() -> int:
+    seed = int(os.environ.get(SEED) or random.randrange(1 << 32))
+    print(f"{SEED}={seed}")
+    return seed
+
+
+@contextlib.contextmanager
+def _slow_share(base: Path) -> Iterator[Path]:
+    """A share where each call takes a few milliseconds, so that most kills meet one under way."""
+    backing = base / "backing"
+    backing.mkdir()
+    with FaultShare(backing, latency_ms=4, jitter_ms=4) as share:
+        yield share.mountpoint
+
+
+def _run(base: Path, source: Path | None, rounds: int) -> None:
+    seed = _seed()
+    with MountedCache(base, source) as mount:
+        work = Rounds(mount, seed)
+        try:
+            work.start()
+            for _ in range(rounds):
+                work.round()
+            work.finish()
+        finally:
+            work.kill_workers()
+    print(f"{work.operations} operations in {rounds} rounds")
+    assert work.operations > rounds
+
+
+def test_short_local(tmp_path: Path) -> None:
+    _run(tmp_path, None, 6)
+
+
+def test_short_slow_share(tmp_path: Path) -> None:
+    with _slow_share(tmp_path) as source:
+        _run(tmp_path, source, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_long_local(tmp_path: Path) -> None:
+    _run(tmp_path, None, 140)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_long_slow_share(tmp_path: Path) -> None:
+    with _slow_share(tmp_path) as source:
+        _run(tmp_path, source, 60)
