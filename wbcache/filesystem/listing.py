@@ -271,6 +271,8 @@ class Listings:
         """Whether we changed a name on the share after ``began``, or are about to."""
         if directory.pins is not None and directory.pins.get(name, -1) > began:
             return True
+        if name in directory.arriving:
+            return True
         change = self._tree.changes.get((directory, name))
         if change is not None and change.busy:
             return True

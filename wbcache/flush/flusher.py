@@ -298,6 +298,8 @@ class Flusher:
         node.busy = True
         if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
             change.busy = True
+        if isinstance(step, Publish | Rename | Link | MakeDirectory):
+            step.to[0].arriving[step.to[1]] = node
         if large:
             self._running_large += 1
         else:
@@ -325,6 +327,8 @@ class Flusher:
             node.busy = False
             if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
                 change.busy = False
+            if isinstance(step, Publish | Rename | Link | MakeDirectory):
+                del step.to[0].arriving[step.to[1]]
             if large:
                 self._running_large -= 1
             else:
@@ -356,7 +360,7 @@ class Flusher:
         elif isinstance(step, SetAttributes):
             await self.files.set_attributes(step.node, step.at)
         elif isinstance(step, MakeDirectory):
-            await self.names.make_directory(step.node, temporary=step.temporary)
+            await self.names.make_directory(step.node, step.to, temporary=step.temporary)
         elif isinstance(step, Rename):
             await self.names.rename(step.node, step.old, step.to, step.occupant)
         elif isinstance(step, Link):
@@ -369,10 +373,8 @@ class Flusher:
     async def _conflict(self, step: Step) -> OSError | None:
         at: Name
         ours: Node | None = step.node
-        if isinstance(step, Publish | Rename | Link):
+        if isinstance(step, Publish | Rename | Link | MakeDirectory):
             at = step.to
-        elif isinstance(step, MakeDirectory):
-            at = step.node.links[0]
         elif isinstance(step, Remove):
             at, ours = step.at, None
         elif isinstance(step, InPlace | Park | SetAttributes):

@@ -28,10 +28,10 @@ class NameFlusher:
         self._share = volume.share
         self._files = files
 
-    async def make_directory(self, node: Directory, *, temporary: bool) -> None:
+    async def make_directory(self, node: Directory, to: Name, *, temporary: bool) -> None:
         """Make a directory: under its own name, or under a temporary one beside its target."""
         volume = self._volume
-        parent, name = node.links[0]
+        parent, name = to
         if temporary:
             name = volume.temporary_names.fresh()
             volume.journal.add_temporary(parent, name)

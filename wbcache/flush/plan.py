@@ -19,7 +19,10 @@ REWRITE_LIMIT = 64 << 20
 
 @dataclass(frozen=True)
 class MakeDirectory:
+    """Make a directory, under its name or under a temporary one beside it."""
+
     node: Directory
+    to: Name
     temporary: bool
 
 
@@ -174,13 +177,11 @@ class Planner:
         directory, name = transfer.last_name
         if not transfer.wanted(node) or not directory.on_share or not transfer.current:
             return None
+        if self._blocked(node, (directory, name)) is not None:
+            return None  # the replacement will find its own way
         occupant = directory.share.get(name)
-        if occupant is not None:
-            blocked = self._occupied(occupant, node, (directory, name))
-            if blocked is not None:
-                return None  # the replacement will find its own way
-        blocked = self._order(directory, transfer.seq, node, replaces=occupant is not None)
-        return blocked or Publish(node, (directory, name), occupant)
+        waits = self._order(directory, transfer.seq, node, replaces=occupant is not None)
+        return waits or Publish(node, (directory, name), occupant)
 
     def _publish(self, node: Node, to: Name) -> Step | Wait | None:
         directory, name = to
@@ -189,18 +190,17 @@ class Planner:
         transfer = node.transfer
         if not node.is_symlink and not (isinstance(transfer, Transfer) and transfer.current):
             return Copy(node, directory)
+        blocked = self._blocked(node, to)
+        if blocked is not None:
+            return blocked
         occupant = directory.share.get(name)
-        if occupant is not None and occupant is not node:
-            blocked = self._occupied(occupant, node, to)
-            if blocked is not None:
-                return blocked
         change = self._tree.changes.get(to)
         content = node.content
         seq = change.seq if change is not None else content.seq if content else self._tree.seq
         if content is not None and occupant is not None:
             seq = max(seq, content.seq)
-        blocked = self._order(directory, seq, node, replaces=occupant is not None)
-        return blocked or Publish(node, to, occupant)
+        waits = self._order(directory, seq, node, replaces=occupant is not None)
+        return waits or Publish(node, to, occupant)
 
     def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
         content, base = node.content, node.base
@@ -229,15 +229,14 @@ class Planner:
         directory, name = to
         if not directory.on_share:
             return Wait(directory)
-        occupant = directory.share.get(name)
-        if occupant is not None:
-            blocked = self._occupied(occupant, node, to)
-            if blocked is not None:
-                return blocked
-        change = self._tree.changes[to]
-        blocked = self._order(directory, change.seq, node, replaces=occupant is not None)
+        blocked = self._blocked(node, to)
         if blocked is not None:
             return blocked
+        occupant = directory.share.get(name)
+        change = self._tree.changes[to]
+        waits = self._order(directory, change.seq, node, replaces=occupant is not None)
+        if waits is not None:
+            return waits
         for old in node.slinks:
             if old[0].local.get(old[1]) is not node:
                 return Rename(node, old, to, occupant)
@@ -247,7 +246,7 @@ class Planner:
 
     def _directory(self, node: Directory) -> Step | Wait | None:
         to = node.links[0]
-        parent, name = to
+        parent = to[0]
         if not parent.on_share:
             return Wait(parent)
         if node.slinks == node.links:
@@ -256,20 +255,18 @@ class Planner:
             # Its times are set when nothing will change them any more.
             return SetAttributes(node, to) if not node.unsynced else Wait(None)
         if not node.slinks and node.renamed:
-            return MakeDirectory(node, temporary=True)
+            return MakeDirectory(node, to, temporary=True)
         if node.slinks:
             inside = self._moved_inside(parent, node)
             if inside is not None:
                 return Wait(inside)
-        occupant = parent.share.get(name)
-        if occupant is not None:
-            blocked = self._occupied(occupant, node, to)
-            if blocked is not None:
-                return blocked
+        blocked = self._blocked(node, to)
+        if blocked is not None:
+            return blocked
         if not node.slinks:
-            return MakeDirectory(node, temporary=False)
-        blocked = self._order(parent, self._tree.changes[to].seq, node, replaces=False)
-        return blocked or Rename(node, node.slinks[0], to, None)
+            return MakeDirectory(node, to, temporary=False)
+        waits = self._order(parent, self._tree.changes[to].seq, node, replaces=False)
+        return waits or Rename(node, node.slinks[0], to, None)
 
     def _moved_inside(self, parent: Directory, node: Directory) -> Directory | None:
         """When ``parent`` is inside ``node`` on the share: the directory that must leave first."""
@@ -304,15 +301,28 @@ class Planner:
             return Wait(node)
         if node.links and (node.is_dir or node.dirty is not None):
             return Wait(node)  # it moves from here, or is published elsewhere first
-        if isinstance(node, Directory) and node.share:
-            return Wait((node, next(iter(node.share))))
+        if isinstance(node, Directory):
+            if node.share:
+                return Wait((node, next(iter(node.share))))
+            if node.arriving:
+                return Wait(next(iter(node.arriving.values())))
         seq = change.seq if change is not None else self._tree.seq
         return self._order(at[0], seq, None, replaces=True) or Remove(node, at)
 
     # -- edges ---------------------------------------------------------------------------------
 
+    def _blocked(self, node: Node, to: Name) -> Step | Wait | None:
+        """What has to happen before ``node`` may take a name on the share."""
+        directory, name = to
+        other = directory.arriving.get(name)
+        if other is not None:
+            return Wait(other)
+        occupant = directory.share.get(name)
+        if occupant is None or occupant is node:
+            return None
+        return self._occupied(occupant, node, to)
+
     def _occupied(self, occupant: Node, node: Node, at: Name) -> Step | Wait | None:
-        """What has to happen before ``node`` may take a name that ``occupant`` has on the share."""
         if occupant.busy:
             return Wait(occupant)
         if occupant.links:
@@ -334,6 +344,7 @@ class Planner:
         if not replaces:
             blocker = tree.latest_below(directory, seq, node)
             return Wait(blocker) if blocker is not None else None
+        seq = tree.effective(seq)
         blocker = tree.latest_before(seq, node)
         if blocker is not None:
             return Wait(blocker)
