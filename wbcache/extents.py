@@ -28,6 +28,10 @@ class Extents:
     def __bool__(self) -> bool:
         return bool(self._edges)
 
+    def __len__(self) -> int:
+        """How many ranges there are."""
+        return len(self._edges) // 2
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         edges = self._edges
         return iter([(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)])
@@ -74,6 +78,11 @@ class Extents:
             return True
         i = bisect_right(edges, start)
         return i % 2 == 1 and edges[i] >= stop
+
+    def end_of(self, at: int) -> int:
+        """The stop of the range that includes a byte; the byte itself when none does."""
+        i = bisect_right(self._edges, at)
+        return self._edges[i] if i % 2 else at
 
     def overlap(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The included parts of ``[start, stop)``, in ascending order."""

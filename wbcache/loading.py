@@ -5,6 +5,7 @@ docs/internals.md has the crash table: what may be on disk, and what repairs it.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -210,6 +211,9 @@ class _Loader:
 
     def result(self) -> Loaded:
         tree, journal = self._tree, self._journal
+        for start, stop in json.loads(str(journal.get_meta("skipped") or "[]")):
+            tree.skipped.add(start, stop)
+            tree.seq = max(tree.seq, stop)
         # Files that were removed while they were open died with the daemon.
         gone = [
             n for n in tree.nodes.values() if not n.links and not n.slinks and n is not tree.root

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from wbcache.extents import Extents
 from wbcache.node import ROOT_INO, Directory, Dirty, Node
 from wbcache.order import OrderedLog
+
+_MANY_SKIPPED = 1000
 
 Name = tuple[Directory, bytes]
 """A name: a directory and an entry in it."""
@@ -52,6 +55,13 @@ class Tree:
         self.holding: set[Node] = set()
         """Dirty nodes that are not counted, because they are still written or quarantined; they
         hold back only removals near them."""
+        self.skipped = Extents()
+        """The operations between a file's making and its removal, when the share never saw it:
+        see `effective`."""
+        self.scratch_age = 0.0
+        """Seconds; what is removed sooner than this after it was made leaves no trace."""
+        self.skipped_unsaved = False
+        """Whether the journal does not know `skipped` as it is."""
         self.touched: set[Item] = set()
         """What changed since the flusher last looked."""
         self.wake: Callable[[], None] = lambda: None
@@ -135,6 +145,7 @@ class Tree:
         node.pulled = node.released = False
         node.retries, node.retry_at = 0, 0.0
         self.dirty.discard(node)
+        self._forget_skipped()
         self.account(node)
         self.touch_item(node)
 
@@ -161,6 +172,7 @@ class Tree:
         if old is node:
             return old
         if old is not None:
+            counted = old.counted
             self._uncount(old)
             old.links.remove((directory, name))
             del directory.local[name]
@@ -168,6 +180,8 @@ class Tree:
             self._count(old)
             if not old.links:
                 self.dirty.discard(old)
+                if counted and old.dirty and now - old.dirty.first >= self.scratch_age:
+                    self._skip(counted)
             self.touch_item(old)
         if node is not None:
             self._uncount(node)
@@ -201,6 +215,7 @@ class Tree:
         if self.wanted(directory, name) is directory.share.get(name):
             if change is not None:
                 del self.changes[key]
+                self._forget_skipped()
                 directory.unsynced -= 1
                 self.touch_item(key)
                 if not directory.unsynced:
@@ -310,6 +325,30 @@ class Tree:
                 elif not directory.below and parent.busy_dirs is not None:
                     parent.busy_dirs.discard(directory)
             directory = parent
+
+    def _skip(self, since: int) -> None:
+        """What was made at ``since`` has just been removed, and the share never saw it."""
+        self.skipped.add(since, self.seq + 1)
+        if len(self.skipped) > _MANY_SKIPPED:
+            oldest = min((change.seq for change in self.changes.values()), default=self.seq)
+            for node in self.dirty:
+                oldest = min(oldest, node.dirty.since if node.dirty else oldest)
+            self.skipped.remove(0, oldest)
+        self.skipped_unsaved = True
+
+    def _forget_skipped(self) -> None:
+        if self.skipped and not self.changes and not self.dirty:
+            self.skipped = Extents()
+            self.skipped_unsaved = True
+
+    def effective(self, seq: int) -> int:
+        """The number under which a removal or replacement of older data is ordered.
+
+        It waits for the files made before it. When such a file is removed before the share ever
+        had it, it waits in its place for what was made until then: a checkpoint whose successor
+        was rotated away while the share was slow stays until there is another one.
+        """
+        return self.skipped.end_of(seq)
 
     def latest_before(self, seq: int, exclude: Node | None = None) -> Node | None:
         """The latest counted node whose oldest unflushed operation is older than ``seq``."""

@@ -273,7 +273,12 @@ class Daemon:
         roots = [await self._resolve(path) for path in paths]
 
         def remaining() -> list[Item]:
-            return [item for item in self._items(roots) if self._since(item) <= upto]
+            items = [item for item in self._items(roots) if self._since(item) <= upto]
+            for item in items:
+                # A flush that was under way did not cover what was written since it began.
+                if not self._is_pulled(item):
+                    self._flusher.pull(item)
+            return items
 
         for item in remaining():
             self._flusher.pull(item)
@@ -312,6 +317,12 @@ class Daemon:
         if isinstance(item, Node):
             return any(tree.is_below(directory, root) for directory, _ in item.links)
         return tree.is_below(item[0], root)
+
+    def _is_pulled(self, item: Item) -> bool:
+        if isinstance(item, Node):
+            return item.pulled
+        change = self._volume.tree.changes.get(item)
+        return change is None or change.pulled
 
     def _since(self, item: Item) -> int:
         if isinstance(item, Node):

@@ -52,6 +52,9 @@ SMALL = 1 << 20
 """Files up to so many bytes move on the many small workers, larger ones on the few others."""
 
 
+CIRCLES = 1.0
+"""Seconds between looks for items that wait for each other while others are under way."""
+
 COLLECT = 0.02
 """Seconds for which changes are collected before the flusher looks at them."""
 
@@ -80,6 +83,7 @@ class Flusher:
         self._waiting: dict[Item, Item | None] = {}
         self._waiters: dict[Item, set[Item]] = {}
         self._large: deque[Item] = deque()
+        self._circles_at = 0.0
         self._running_small = 0
         self._running_large = 0
         self.later: list[Name] = []
@@ -169,7 +173,10 @@ class Flusher:
                 nursery.start_soon(self._sweep)
             if self._volume.trash:
                 nursery.start_soon(self._volume.empty_trash)
-        return self._due[0][0] if self._due else math.inf
+        until = self._due[0][0] if self._due else math.inf
+        if self._waiting and self.running and not self._ready:
+            until = min(until, self._circles_at)
+        return until
 
     def _take_touched(self) -> None:
         touched, self._tree.touched = self._tree.touched, set()
@@ -224,8 +231,11 @@ class Flusher:
                 self._wait(item, plan.on)
             else:
                 self._start(nursery, item, plan)
-        if not self.running and not self._ready and self._waiting:
-            self._break_cycle(nursery)
+        if self._waiting and not self._ready:
+            now = self._volume.clock()
+            if not self.running or now >= self._circles_at:
+                self._circles_at = now + CIRCLES
+                self._break_cycle(nursery)
 
     def _nothing_to_do(self, item: Item) -> None:
         if not isinstance(item, Node) or item.busy:
@@ -254,10 +264,14 @@ class Flusher:
                 self._schedule(on)
 
     def _break_cycle(self, nursery: trio.Nursery) -> None:
-        """Nothing runs and nothing is ready: do one step without its order edges."""
-        stuck = sorted((item for item in self._waiting if self._is_stuck(item)), key=self._seq)
+        """Do one step without its order edges when items wait for each other, or, while nothing
+        runs, for what will not move."""
+        stuck = self._circle()
+        if not stuck and not self.running:
+            stuck = [item for item in self._waiting if self._is_stuck(item)]
         if not stuck:
             return
+        stuck.sort(key=self._seq)
         steps: list[tuple[int, int, Item, Step]] = []
         for item in stuck:
             plan = self.planner.plan(item, ordered=False)
@@ -272,6 +286,23 @@ class Flusher:
             _, _, item, plan = min(steps, key=lambda s: s[:2])
             self._waiting.pop(item, None)
             self._start(nursery, item, plan)
+
+    def _circle(self) -> list[Item]:
+        """Items that wait for each other in a circle; empty when there is none."""
+        walks: dict[Item, int] = {}
+        for walk, start in enumerate(self._waiting):
+            at: Item | None = start
+            while at is not None and at in self._waiting and at not in walks:
+                walks[at] = walk
+                at = self._waiting[at]
+            if at is None or walks.get(at) != walk:
+                continue
+            circle = [at]
+            while (on := self._waiting[circle[-1]]) != at and on is not None:
+                circle.append(on)
+            if len(circle) > 1:  # a busy node waits for itself
+                return circle
+        return []
 
     def _is_stuck(self, item: Item) -> bool:
         """Whether what an item waits for is itself waiting, in the end for itself."""

@@ -197,7 +197,8 @@ class Planner:
         change = self._tree.changes.get(to)
         content = node.content
         seq = change.seq if change is not None else content.seq if content else self._tree.seq
-        if content is not None and occupant is not None:
+        if content is not None:
+            # A file that was rewritten before the share had it may tell of what is newer.
             seq = max(seq, content.seq)
         waits = self._order(directory, seq, node, replaces=occupant is not None)
         return waits or Publish(node, to, occupant)
