@@ -340,16 +340,15 @@ class FileFlusher:
         tree.snapshot(node)
         cuts = content.cuts
         accepts = self.accepts(node)
-        await self._announce(
-            node, at, "grow" if grows else "patch", Signature(size if grows else END, IN_PLACE, 0)
-        )
-        parent = await share.directory(directory, flush=True)
-        file, found = await share.work(blocking.open_for_update, parent, name, accepts)
         fd = volume.store.fd(content) if content.exists else -1
-        content.pins += 1
+        content.pins += 1  # it may be replaced, and its cache file become another's, meanwhile
         redirty = Extents(*content.writing)
         content.redirty.append(redirty)
+        intent = Signature(size if grows else END, IN_PLACE, 0)
         try:
+            await self._announce(node, at, "grow" if grows else "patch", intent)
+            parent = await share.directory(directory, flush=True)
+            file, found = await share.work(blocking.open_for_update, parent, name, accepts)
             if grows and base is not None and found.size > base.size:
                 # Left over from an earlier try, or somebody else's: only the bytes can tell.
                 ours = await share.work(
