@@ -233,20 +233,17 @@ class Daemon:
             left = remaining()
             size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
             progress(len(left), size, self._flusher.files.bytes_sent - sent)
-            settled = not self._flusher.running and not self._volume.strays
-            if settled and all(self._is_refused(item) for item in left):
+            flusher = self._flusher
+            if flusher.is_stalled and not flusher.suspended:
+                return left
+            settled = not flusher.running and not self._volume.strays
+            if settled and all(flusher.is_hopeless(item) for item in left):
                 return left
             with trio.move_on_after(PROGRESS_INTERVAL):
                 async with self._flusher.idle:
                     await self._flusher.idle.wait()
             if len(left) > 1000:
                 await trio.sleep(PROGRESS_INTERVAL)  # counting them takes a while
-
-    def _is_refused(self, item: Item) -> bool:
-        if isinstance(item, Node):
-            return item.trouble is not None
-        change = self._volume.tree.changes.get(item)
-        return change is None or change.trouble is not None
 
     # -- control -------------------------------------------------------------------------------
 

@@ -135,6 +135,28 @@ class Flusher:
                 items.append((directory, name))
         return items
 
+    def is_hopeless(self, item: Item) -> bool:
+        """Whether an item, or what it waits for in the end, was refused by the share for good."""
+        at: Item | None = item
+        for _ in range(len(self._waiting) + 1):
+            if isinstance(at, Node):
+                if at.trouble is not None:
+                    return True
+            elif at is not None:
+                change = self._tree.changes.get(at)
+                if change is None or change.trouble is not None:
+                    return True
+            if at is None or at not in self._waiting:
+                return False
+            at = self._waiting[at]
+        return False
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing runs and nothing will by itself."""
+        busy = self.running or self._ready or self._large or self._due_at or self._tree.touched
+        return not busy and not self._volume.strays
+
     @property
     def running(self) -> int:
         """Steps under way."""

@@ -51,7 +51,7 @@ def probe(own: Descriptor, tag: bytes) -> Capabilities:
             chmod=_works(lambda: os.chmod(path, 0o640))
             and os.fstat(descriptor.fd).st_mode & 0o777 == 0o640,
             chown=_can_chown(descriptor),
-            noreplace=_has_noreplace(own, file, other, third),
+            noreplace=_has_noreplace(own, file, third),
             link=_works(lambda: calls.link(own, third, own, other)),
             symlink=_works(lambda: calls.symlink(own, file, b"target")),
             name_max=os.fstatvfs(descriptor.fd).f_namemax or 255,
@@ -60,22 +60,15 @@ def probe(own: Descriptor, tag: bytes) -> Capabilities:
         _clean(own, file, other, third)
 
 
-def _has_noreplace(own: Descriptor, file: bytes, other: bytes, third: bytes) -> bool:
-    """Move the probe to its third name, by NOREPLACE where that is understood."""
-    descriptor = calls.create(own, other, 0o600)
-    del descriptor
-    try:
-        calls.rename(own, file, own, other, calls.RENAME_NOREPLACE)
-        refuses = False
-    except FileExistsError:
-        refuses = True
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-        refuses = False
-    calls.unlink(own, other)
-    calls.rename(own, file if calls.lstat_or_none(own, file) else other, own, third)
-    return refuses
+def _has_noreplace(own: Descriptor, file: bytes, third: bytes) -> bool:
+    """Move the probe to its third name, by NOREPLACE where that is understood.
+
+    The kernel itself answers EEXIST when the name is taken, so only a move to a free one tells.
+    """
+    if _works(lambda: calls.rename(own, file, own, third, calls.RENAME_NOREPLACE)):
+        return True
+    calls.rename(own, file, own, third)
+    return False
 
 
 def _can_chown(descriptor: Descriptor) -> bool:
