@@ -207,6 +207,9 @@ class Tree:
         if node is not None:
             directory.share[name] = node
             node.slinks.append((directory, name))
+        for moved in (old, node):
+            if moved is not None and moved.is_dir:
+                self.account(moved)
         self._compare(directory, name, now)
 
     def _compare(self, directory: Directory, name: bytes, now: float) -> None:
@@ -253,7 +256,13 @@ class Tree:
             and not node.never
             and not node.local_only
             and not self.held(node)
+            and not self._only_attributes(node)
         )
+
+    def _only_attributes(self, node: Node) -> bool:
+        """Whether a directory is on the share where it belongs, so that its attributes are all that
+        may differ. Nobody waits for those: its times wait for everybody in it."""
+        return isinstance(node, Directory) and bool(node.slinks) and node.slinks == node.links
 
     def held(self, node: Node) -> bool:
         """Whether the node's bytes wait for its writer: new or replaced content, still open."""
@@ -283,7 +292,7 @@ class Tree:
         if dirty is None:
             return
         if not self.holds_others(node):
-            if node.links and not self.excluded(node):
+            if node.links and not self.excluded(node) and not self._only_attributes(node):
                 self.holding.add(node)
             return
         node.counted = since = dirty.since

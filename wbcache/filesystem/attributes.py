@@ -169,7 +169,7 @@ class Attributes:
     async def _share_xattrs(self, node: Node, name: bytes | None) -> dict[bytes, bytes]:
         """The share's user attributes of a node: one, or (None) all, with empty values."""
         missing: dict[bytes, bytes] = {}
-        if not node.slinks or (node.content is not None and node.content.whole):
+        if not node.slinks:
             if name is not None:
                 raise error(errno.ENODATA)
             return missing

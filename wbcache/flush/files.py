@@ -89,7 +89,9 @@ class FileFlusher:
         xattrs: dict[bytes, bytes | None] = {}
         if can.xattr and (meta & META_XATTR) and node.xattrs:
             xattrs = dict(node.xattrs)
-        times = (node.atime, node.mtime) if new or meta & META_TIMES else None
+        times = None
+        if (new or meta & META_TIMES) and not _is_changing(node):
+            times = (node.atime, node.mtime)
         return Attributes(mode, owner, times, xattrs)
 
     async def set_attributes(self, node: Node, at: Name) -> None:
@@ -130,7 +132,8 @@ class FileFlusher:
 
         Until the answer they stay in the journal, and the xattrs are still what the mount shows.
         """
-        meta, node.meta = node.meta, 0
+        kept = META_TIMES if _is_changing(node) else 0
+        meta, node.meta = node.meta & ~kept, node.meta & kept
         node.sending |= meta
         return meta, dict(node.xattrs or {}) if self._volume.capabilities.xattr else {}
 
@@ -402,6 +405,11 @@ class FileFlusher:
                 journal.drop_xattrs(node.ino)
 
         volume.commit_outcome(node, extra=store)
+
+
+def _is_changing(node: Node) -> bool:
+    """Whether names will still be made or removed in a directory, which changes its times."""
+    return isinstance(node, Directory) and node.unsynced > 0
 
 
 def _explains(known: Signature, found: Signature, base: Signature | None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wbcache.flush.transfer import Transfer
-from wbcache.node import Directory, Node
+from wbcache.node import META_TIMES, Directory, Node
 from wbcache.tree import Item, Name, Tree
 
 REWRITE_LIMIT = 64 << 20
@@ -254,7 +254,9 @@ class Planner:
             if not node.meta:
                 return None
             # Its times are set when nothing will change them any more.
-            return SetAttributes(node, to) if not node.unsynced else Wait(None)
+            if node.unsynced and not node.meta & ~META_TIMES:
+                return Wait(None)
+            return SetAttributes(node, to)
         if not node.slinks and node.renamed:
             return MakeDirectory(node, to, temporary=True)
         if node.slinks:
