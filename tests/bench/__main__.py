@@ -1,4 +1,4 @@
-"""`python -m tests.bench`: measure and print the table (about ten minutes on two cores)."""
+"""`python -m tests.bench`: measure and print the table (about six minutes on two cores)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def main(
     json_file: str,
 ) -> None:
     """Measure the mount beside its ceiling, its peers and the bare disk."""
-    console = Console(width=max(160, Console().width))
+    console = Console(width=max(190, Console().width))
     wanted = frozenset(filter(None, only.split(",")))
     if strange := wanted - set(workload_names()):
         raise click.BadParameter(f"no workload {', '.join(sorted(strange))}", param_hint="--only")

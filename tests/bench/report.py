@@ -15,6 +15,7 @@ from tests.bench.runner import Results, workload_names
 _MEASURED = "wbcache"
 _CEILING = "ceiling"
 _PEERS = ("rclone", "juicefs")
+_QUIET = 0.5
 
 _LABELS = {
     "write_1m": "write, 1 MiB calls (MiB/s)",
@@ -76,7 +77,7 @@ def ratio(results: Results, workload: str, column: str, others: Iterable[str]) -
 def print_report(results: Results, console: Console) -> None:
     """The table, what was left out, and the targets."""
     table = Table(title="median (least - most) of each column; more is better")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for title in results.titles.values():
         table.add_column(title, justify="right")
     table.add_column("wbcache / ceiling", justify="right")
@@ -93,6 +94,11 @@ def print_report(results: Results, console: Console) -> None:
     console.print(table)
     if not results.awake:
         console.print("The processors were free to sleep: expect small operations to vary by 2x.")
+    if results.load_before > _QUIET:
+        console.print(
+            f"The machine was busy (load average {results.load_before:.1f} before the run): "
+            "medians may be far off."
+        )
     for problem in results.problems:
         console.print(f"left out: {problem}", markup=False)
     for target in TARGETS:
@@ -105,6 +111,7 @@ def as_json(results: Results, **about: Any) -> dict[str, Any]:
     return {
         **about,
         "awake": results.awake,
+        "load_before": results.load_before,
         "rates": results.rates,
         "medians": {
             column: {workload: median(results, column, workload) for workload in measured}

@@ -37,6 +37,7 @@ class Results:
     titles: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # columns left out, and why
     awake: bool = False  # whether the processors were kept from sleeping
+    load_before: float = 0.0  # the machine's load average when the run began
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def run(
     Columns that cannot run are left out and named in the results.
     """
     _refuse_memory(directory)
-    results = Results()
+    results = Results(load_before=os.getloadavg()[0])
     try:
         with ExitStack() as stack:
             work = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=directory))
