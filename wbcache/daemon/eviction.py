@@ -53,7 +53,7 @@ class Evictor:
         clean: list[Node] = [
             node
             for node in volume.tree.nodes.values()
-            if node.content is not None and node.content.clean and not node.busy
+            if node.content is not None and node.content.clean and _may_lose_bytes(node)
         ]
         clean.sort(key=lambda node: node.content.used if node.content else 0.0)
         freed = 0
@@ -61,7 +61,7 @@ class Evictor:
             if freed >= excess:
                 break
             content = node.content
-            if content is None or node.busy or not node.slinks:
+            if content is None or not _may_lose_bytes(node):
                 continue
             freed += content.clean.size(node.size)
             if node.dirty is None and not node.handles:
@@ -93,3 +93,11 @@ class Evictor:
         for start, stop in ranges:
             volume.store.punch(content, start, stop)
         os.utime(volume.store.fd(content), ns=(mtime, mtime))
+
+
+def _may_lose_bytes(node: Node) -> bool:
+    """Whether the share can give the clean bytes back.
+
+    Once a finished transfer is published all its bytes count as clean, so they stay until then.
+    """
+    return not node.busy and node.transfer is None and bool(node.slinks)
