@@ -12,8 +12,9 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 
@@ -24,12 +25,16 @@ from wbcache.node import Content, Directory, Node, Signature
 from wbcache.policy import Policies
 from wbcache.share import calls
 from wbcache.share.capabilities import Capabilities
+from wbcache.share.descriptor import Descriptor
 from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
 from wbcache.store import MAX_SPARE, Store
 from wbcache.tree import Item, Tree
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SYNC_LANE = 8
 
@@ -111,6 +116,7 @@ class Volume:
         """Set when what the last daemon left unanswered on the share is known."""
         self.frozen: dict[Content, trio.Event] = {}
         """Generations whose writers wait for a local copy; set when they may go on."""
+        self._step_done = trio.Event()
         self.write_done = trio.Event()
         """Replaced and set whenever a threaded write ends."""
         self.strays: list[tuple[Directory, bytes]] = []
@@ -404,6 +410,47 @@ class Volume:
     def signature(self, st: os.stat_result) -> Signature:
         """The signature of a file on the share."""
         return calls.signature(st, stable_ino=self.share.stable_ino)
+
+    async def at_place(
+        self,
+        node: Node,
+        ask: Callable[..., Awaitable[T]],
+        call: Callable[Concatenate[Descriptor, bytes, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Make a reading call with a node's directory and name on the share.
+
+        While a step moves the node there it may be under neither name: then it is waited for.
+        Raises FileNotFoundError when the share does not have it.
+        """
+        while True:
+            if not node.slinks:
+                raise FileNotFoundError(errno.ENOENT, "not on the share")
+            place = directory, name = node.slinks[0]
+            try:
+                parent = await self.share.directory(directory)
+                result = await ask(call, parent, name, *args, **kwargs)
+            except FileNotFoundError:
+                if node.busy:
+                    await self._step_end(self.share.deadline)
+                elif node.slinks and node.slinks[0] == place:
+                    raise
+            else:
+                if node.slinks and node.slinks[0] == place:
+                    return result
+                # It was moved away, and what was asked may have been another that came after it.
+
+    def step_ended(self) -> None:
+        """A step of the flusher has ended."""
+        done, self._step_done = self._step_done, trio.Event()
+        done.set()
+
+    async def _step_end(self, deadline: float) -> None:
+        with trio.move_on_after(deadline):
+            await self._step_done.wait()
+            return
+        raise OSError(errno.ETIMEDOUT, "the share does not finish a change")
 
     def adopt(self, node: Node, st: os.stat_result) -> bool:
         """Take over what the share reports of a node; returns whether its bytes changed there.

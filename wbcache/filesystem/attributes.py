@@ -173,10 +173,7 @@ class Attributes:
             if name is not None:
                 raise error(errno.ENODATA)
             return missing
-        directory, own = node.slinks[0]
-        share = self._volume.share
-        parent = await share.directory(directory)
-        return await share.look(_read_xattrs, parent, own, name)
+        return await self._volume.at_place(node, self._volume.share.look, _read_xattrs, name)
 
     def state(self, node: Node) -> str:
         """Where a node stands: clean, dirty, flushing, held, local or quarantined with a reason."""

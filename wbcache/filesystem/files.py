@@ -17,6 +17,7 @@ from wbcache.extents import END
 from wbcache.filesystem.names import error
 from wbcache.node import META_TIMES, Content, Node
 from wbcache.share import calls
+from wbcache.share.descriptor import Descriptor
 from wbcache.volume import Volume
 
 INLINE_LIMIT = 64 << 10
@@ -199,6 +200,8 @@ class Files:
         times = (node.mtime, node.ctime)
         node.mtime = node.ctime = time.time_ns()
         node.meta &= ~META_TIMES
+        if size == old:
+            node.meta |= META_TIMES  # nothing else has changed
 
         def undo() -> None:
             # Only what was cut is lost, and it was to be lost.
@@ -251,11 +254,7 @@ class Files:
         for last in (False, True):
             file = node.share_fd
             if file is None:
-                if not node.slinks:
-                    raise error(errno.EIO)
-                directory, name = node.slinks[0]
-                parent = await share.directory(directory)
-                file = await share.fetch(calls.open_file, parent, name, os.O_RDONLY)
+                file = await self._open_on_share(node)
                 if node.share_fd is None and node.handles:
                     node.share_fd = file
                 file = node.share_fd or file
@@ -268,6 +267,15 @@ class Files:
                 if node.slinks:
                     share.forget_directory(node.slinks[0][0])
         raise AssertionError("unreachable")
+
+    async def _open_on_share(self, node: Node) -> Descriptor:
+        share = self._volume.share
+        try:
+            return await self._volume.at_place(node, share.fetch, calls.open_file, os.O_RDONLY)
+        except FileNotFoundError:
+            if node.share_fd is not None:
+                return node.share_fd  # it was opened just before it was removed
+            raise error(errno.EIO) from None
 
     # -- durability ----------------------------------------------------------------------------
 

@@ -184,9 +184,7 @@ class Listings:
     async def symlink_target(self, node: Node) -> bytes:
         """Where a symbolic link points, byte for byte."""
         if not node.target and node.slinks:
-            directory, name = node.slinks[0]
-            parent = await self._share.directory(directory)
-            node.target = await self._share.look(calls.readlink, parent, name)
+            node.target = await self._volume.at_place(node, self._share.look, calls.readlink)
         return node.target
 
     # -- listings ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import stat
 import time
 
 from wbcache.filesystem.listing import Listings
-from wbcache.node import Directory, Node
+from wbcache.node import META_TIMES, Directory, Node
 from wbcache.share.calls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from wbcache.share.names import is_hidden
 from wbcache.tree import Item
@@ -124,7 +124,7 @@ class Names:
         before = (directory.mtime, directory.ctime)
         tree.touch(node, now)
         tree.set_local(directory, name, node, now)
-        directory.mtime = directory.ctime = node.mtime
+        self._stamp(directory, node.mtime)
         self._volume.policy_changed(node)
         self._listings.made(directory, name)
 
@@ -135,6 +135,13 @@ class Names:
 
         self._volume.commit(node, (directory, name), undo=undo)
         return node
+
+    def _stamp(self, directory: Directory, now_ns: int) -> None:
+        """A name in a directory changed; times that were set before no longer matter."""
+        directory.mtime = directory.ctime = now_ns
+        if directory.meta & META_TIMES:
+            directory.meta &= ~META_TIMES
+            self._tree.touch_item(directory)
 
     async def link(self, node: Node, directory: Directory, name: bytes) -> Node:
         """Give a node a further name."""
@@ -149,7 +156,8 @@ class Names:
         before = (directory.mtime, directory.ctime, node.ctime)
         tree.touch(node, now)
         tree.set_local(directory, name, node, now)
-        node.ctime = directory.mtime = directory.ctime = time.time_ns()
+        node.ctime = time.time_ns()
+        self._stamp(directory, node.ctime)
         self._listings.made(directory, name)
 
         def undo() -> None:
@@ -189,7 +197,8 @@ class Names:
         before = (directory.mtime, directory.ctime, node.ctime)
         tree.next_seq()
         tree.set_local(directory, name, None, now)
-        node.ctime = directory.mtime = directory.ctime = time.time_ns()
+        node.ctime = time.time_ns()
+        self._stamp(directory, node.ctime)
 
         def undo() -> None:
             tree.set_local(directory, name, node, now)
@@ -270,7 +279,7 @@ class Names:
         before = [(n, n.mtime, n.ctime) for n in stamped]
         flags = [(n, n.renamed) for n, _ in moved if isinstance(n, Directory)]
         for parent in (old_dir, new_dir):
-            parent.mtime = parent.ctime = stamp
+            self._stamp(parent, stamp)
         node.ctime = stamp
         if target is not None:
             target.ctime = stamp

@@ -392,6 +392,7 @@ class Flusher:
             self._failed(item, step, error)
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 await self._look_for_directories(step)
+        self._volume.step_ended()
         self._tree.touch_item(item)
         self._tree.touch_item(node)
         self.hurry()
