@@ -146,6 +146,7 @@ class Node:
         "counted",
         "ctime",
         "dirty",
+        "dropped",
         "fsynced",
         "gid",
         "handles",
@@ -189,6 +190,8 @@ class Node:
         """Names in the local view."""
         self.slinks: list[tuple[Directory, bytes]] = []
         """Names in the share view."""
+        self.dropped: tuple[Directory, bytes, int] | None = None
+        """The last name that it had in the mount, and the number of the operation that took it."""
         self.lookups = 0
         """How often the kernel was given this inode and has not forgotten it."""
         self.handles = 0

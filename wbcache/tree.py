@@ -179,6 +179,7 @@ class Tree:
             directory.subdirectories -= old.is_dir
             self._count(old)
             if not old.links:
+                old.dropped = directory, name, self.seq
                 self.dirty.discard(old)
                 if counted and old.dirty and now - old.dirty.first >= self.scratch_age:
                     self._skip(counted)
@@ -224,6 +225,9 @@ class Tree:
                 if not directory.unsynced:
                     self.touch_item(directory)
         elif change is None:
+            wanted = self.wanted(directory, name)
+            if wanted is not None and wanted.dirty is None:
+                self.touch(wanted, now)  # the share has lost it, and it has to go there again
             self.changes[key] = NameChange(self.seq, now)
             directory.unsynced += 1
             self.touch_item(key)

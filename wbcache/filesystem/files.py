@@ -200,8 +200,8 @@ class Files:
         times = (node.mtime, node.ctime)
         node.mtime = node.ctime = time.time_ns()
         node.meta &= ~META_TIMES
-        if size == old:
-            node.meta |= META_TIMES  # nothing else has changed
+        if not node.content_dirty:
+            node.meta |= META_TIMES  # the share has the bytes, but not the time
 
         def undo() -> None:
             # Only what was cut is lost, and it was to be lost.

@@ -172,14 +172,18 @@ class Planner:
         Otherwise a file that is replaced faster than it moves would never arrive.
         """
         transfer = node.transfer
-        if not isinstance(transfer, Transfer) or transfer.last_name is None:
+        if not isinstance(transfer, Transfer) or node.dropped is None:
             return None
-        directory, name = transfer.last_name
+        directory, name, dropped = node.dropped
         if not transfer.wanted(node) or not directory.on_share or not transfer.current:
             return None
         if self._blocked(node, (directory, name)) is not None:
             return None  # the replacement will find its own way
         occupant = directory.share.get(name)
+        if occupant is not None and (
+            occupant.links or (occupant.dropped is not None and occupant.dropped[2] > dropped)
+        ):
+            return None  # something newer has been published there meanwhile
         waits = self._order(directory, transfer.seq, node, replaces=occupant is not None)
         return waits or Publish(node, (directory, name), occupant)
 

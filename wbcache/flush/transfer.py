@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from wbcache.extents import Extents
 from wbcache.node import Content, Directory, Node, Signature
-from wbcache.tree import Name
 
 
 class SupersededError(Exception):
@@ -21,7 +20,6 @@ class Transfer:
     __slots__ = (
         "content",
         "directory",
-        "last_name",
         "meta",
         "redirty",
         "seq",
@@ -42,8 +40,6 @@ class Transfer:
         self.seq = content.seq
         self.redirty = Extents(*content.writing)
         """Written since its bytes were last read for the transfer."""
-        self.last_name: Name | None = node.links[0] if node.links else None
-        """The name it was begun for, which may since have been given to a replacement."""
         self.meta = 0
         """The attribute bits that it carries."""
         self.xattrs: dict[bytes, bytes | None] = {}
@@ -51,10 +47,10 @@ class Transfer:
         """What the share reports of the finished temporary; None while bytes move."""
 
     def wanted(self, node: Node) -> bool:
-        """Whether the file, or the name that it was begun for, is still there."""
-        if node.links or self.last_name is None:
-            return True
-        directory, name = self.last_name
+        """Whether the file is still there, or at least the name that it had last."""
+        if node.links or node.dropped is None:
+            return bool(node.links)
+        directory, name, _ = node.dropped
         return name in directory.local
 
     @property
