@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.endtoend.checkpoints import SAVERS, Saver, blob, never_without, read, whole
+from tests.endtoend.checkpoints import (
+    SAVERS,
+    Saver,
+    blob,
+    never_without,
+    read,
+    save_by_rename,
+    whole,
+)
 from tests.endtoend.stage import Stage
 
 pytestmark = pytest.mark.timeout(120)
@@ -126,4 +134,16 @@ def test_files_that_wait_for_each_other_do_not_wait_for_a_large_one(stage: Stage
         stage.arrives(f"small/{path.name}", b"2")
     assert not (stage.backing / "large").exists()
     stage.share.set(bandwidth_mb=0)
+    stage.settle()
+
+
+def test_a_late_transfer_does_not_replace_what_is_newer(stage: Stage) -> None:
+    rule = stage.share.hang(["fsync"], f"{stage.name}/.wbcache-*", times=1)
+    save_by_rename(stage.path / "status", b"old")
+    stage.share.wait_hung("fsync")
+    save_by_rename(stage.path / "status", b"new")
+    stage.arrives("status", b"new")
+    stage.share.release(rule)
+    stage.share.wait_for("unlink", f"{stage.name}/.wbcache-*")
+    assert (stage.backing / "status").read_bytes() == b"new"
     stage.settle()

@@ -21,6 +21,7 @@ class Transfer:
         "content",
         "directory",
         "meta",
+        "occupant",
         "redirty",
         "seq",
         "signature",
