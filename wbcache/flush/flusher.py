@@ -294,18 +294,18 @@ class Flusher:
         if not stuck:
             return
         stuck.sort(key=self._seq)
-        steps: list[tuple[int, int, Item, Step]] = []
+        steps: list[tuple[tuple[int, int], Item, Step]] = []
         for item in stuck:
             plan = self.planner.plan(item, ordered=False)
             if plan is not None and not isinstance(plan, Wait):
-                steps.append((_urgency(plan), self._seq(item), item, plan))
+                steps.append((_urgency(plan), item, plan))
         if not steps:
             for item in stuck:
                 park = self.planner.park(item)
                 if park is not None:
-                    steps.append((9, self._seq(item), item, park))
+                    steps.append((_urgency(park), item, park))
         if steps:
-            _, _, item, plan = min(steps, key=lambda s: s[:2])
+            _, item, plan = min(steps, key=lambda s: s[0])
             self._waiting.pop(item, None)
             self._start(nursery, item, plan)
 
@@ -402,6 +402,10 @@ class Flusher:
             self.idle.notify_all()
 
     async def _do(self, step: Step) -> None:
+        if isinstance(step, Remove):
+            await self.files.hold(step.node, step.at)
+        elif isinstance(step, Publish | Rename | Link) and step.occupant not in (None, step.node):
+            await self.files.hold(step.occupant, step.to)
         if isinstance(step, Copy):
             await self.files.copy(step.node, step.directory)
         elif isinstance(step, Publish):
@@ -512,13 +516,19 @@ class Flusher:
             volume.journal.drop_temporary(name)
 
 
-def _urgency(step: Step) -> int:
-    """The order in which a cycle is undone: bytes, names, removals."""
+def _urgency(step: Step) -> tuple[int, int]:
+    """The order in which a cycle is undone, lowest first; the oldest first among equals.
+
+    Bytes come first, then names that take nothing away, then what replaces, then removals. Of
+    files that wait for each other the largest comes first: what marks or points to others is small.
+    """
     if isinstance(step, Copy | InPlace):
-        return 0
-    if isinstance(step, Remove):
-        return 3
-    return 1 if isinstance(step, MakeDirectory) else 2
+        return 0, 0
+    if isinstance(step, MakeDirectory):
+        return 1, 0
+    if isinstance(step, Publish | Rename | Link):
+        return (2 if step.occupant is None else 3), -step.node.size
+    return (9 if isinstance(step, Park) else 4), 0
 
 
 def _directories(step: Step) -> list[Directory]:
