@@ -135,9 +135,10 @@ class Listings:
         if age is None and not node.ours:
             await self._stat(node)
         elif age is None or age > self._volume.config.share.attr_ttl:
+            prompt = self._share.health.prompt
             if node not in self._stats:
                 self._nursery.start_soon(self._stat_quietly, node)
-            if not node.ours and self._share.health.answering and age is not None:
+            if not node.ours and prompt and age is not None:
                 with trio.move_on_after(PATIENCE):
                     while node in self._stats:
                         await self._stats[node].wait()
@@ -213,8 +214,9 @@ class Listings:
         age = self._volume.clock() - (directory.listed_at or 0.0)
         if age <= self._ttl(directory) or not self._share.health.answering:
             return
+        prompt = self._share.health.prompt
         refresh = self._start_listing(directory)
-        if patient and not refresh.slow:
+        if patient and prompt and not refresh.slow:
             with trio.move_on_after(PATIENCE):
                 await refresh.done.wait()
                 return

@@ -12,6 +12,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 SLOW_SECONDS = 1.0
+PROMPT = 0.05
 
 
 class Health:
@@ -20,6 +21,7 @@ class Health:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._calls: dict[int, float] = {}
+        self._questions: dict[int, float] = {}
         self._next = 0
         self._last_answer = clock()
         self.latency = 0.0
@@ -28,16 +30,20 @@ class Health:
         """When the share stopped answering; None while it answers."""
         self.on_silent: Callable[[], None] = lambda: None
 
-    def begin(self) -> int:
-        """A call starts; returns a ticket for `end`."""
+    def begin(self, *, question: bool = False) -> int:
+        """A call starts; returns a ticket for `end`. A question is one that is answered quickly
+        or not at all: no data moves."""
         self._next += 1
         self._calls[self._next] = self._clock()
+        if question:
+            self._questions[self._next] = self._calls[self._next]
         return self._next
 
     def end(self, ticket: int) -> None:
         """The call was answered (well or with an error)."""
         now = self._clock()
         took = now - self._calls.pop(ticket)
+        self._questions.pop(ticket, None)
         self.latency += (took - self.latency) * 0.1
         self._last_answer = now
         if self.silent_since is not None:
@@ -47,6 +53,7 @@ class Health:
     def abandoned(self, ticket: int) -> None:
         """Nobody waits for the call any more; its deadline passed."""
         started = self._calls.pop(ticket, None)
+        self._questions.pop(ticket, None)
         if started is not None and self.silent_since is None and self._last_answer <= started:
             self.silent_since = started
             log.warning("the share does not answer")
@@ -56,6 +63,15 @@ class Health:
     def answering(self) -> bool:
         """Whether it is worth waiting for the share."""
         return self.silent_since is None
+
+    @property
+    def prompt(self) -> bool:
+        """Whether a question can be expected to be answered within `PROMPT` seconds."""
+        if self.silent_since is not None:
+            return False
+        # Tickets are in order of time, so the first is the oldest.
+        oldest = next(iter(self._questions.values()), None)
+        return oldest is None or self._clock() - oldest < PROMPT
 
     @property
     def stuck(self) -> int:

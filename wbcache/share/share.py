@@ -63,16 +63,25 @@ class Share:
 
     async def look(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask for names or attributes; ETIMEDOUT past the lookup deadline."""
-        return await self._ask(self._lookups, self.lookup_deadline, lambda: call(*args, **kwargs))
+        return await self._ask(
+            self._lookups, self.lookup_deadline, lambda: call(*args, **kwargs), question=True
+        )
 
     async def fetch(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask for data; ETIMEDOUT past the data deadline."""
         return await self._ask(self._data, self.deadline, lambda: call(*args, **kwargs))
 
-    async def _ask(self, lane: trio.CapacityLimiter, deadline: float, call: Callable[[], T]) -> T:
+    async def _ask(
+        self,
+        lane: trio.CapacityLimiter,
+        deadline: float,
+        call: Callable[[], T],
+        *,
+        question: bool = False,
+    ) -> T:
         if not self.health.answering:
             raise OSError(errno.ETIMEDOUT, "the share does not answer")
-        ticket = self.health.begin()
+        ticket = self.health.begin(question=question)
         with trio.move_on_after(deadline):
             try:
                 result = await trio.to_thread.run_sync(call, limiter=lane, abandon_on_cancel=True)
@@ -108,15 +117,9 @@ class Share:
         while not self.health.answering:
             ticket = self.health.begin()
             try:
+                # No client of a network file system answers this from memory.
                 await trio.to_thread.run_sync(
-                    os.fstat, self.root.fd, limiter=self._probe, abandon_on_cancel=True
-                )
-                await trio.to_thread.run_sync(
-                    calls.lstat_or_none,
-                    self.root,
-                    b".wbcache",
-                    limiter=self._probe,
-                    abandon_on_cancel=True,
+                    os.fstatvfs, self.root.fd, limiter=self._probe, abandon_on_cancel=True
                 )
             except OSError:
                 pass
