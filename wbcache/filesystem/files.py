@@ -13,7 +13,7 @@ import time
 
 import trio
 
-from wbcache.extents import END
+from wbcache.extents import END, Extents
 from wbcache.filesystem.names import error
 from wbcache.node import META_TIMES, Content, Node
 from wbcache.share import calls
@@ -126,6 +126,10 @@ class Files:
         length = len(data)
         now = volume.clock()
         self._tree.touch(node, now)
+        if content.clean:
+            # Were we killed after the write, the journal must not call these bytes the share's.
+            for start, stop in content.clean.overlap(offset, offset + length):
+                volume.mark_dirty(node, content, start, stop)
         if length < INLINE_LIMIT or now > self._threaded_until:
             done = os.pwrite(fd, data, offset)
             if length >= INLINE_LIMIT and volume.clock() - now > SLOW_WRITE:
@@ -181,17 +185,11 @@ class Files:
         old = node.size
         before = (content.dirty.copy(), content.clean.copy(), content.base_limit)
         if size < old:
-            if content.exists:
-                fd = volume.store.fd(content)
-                if os.fstat(fd).st_size > size:
-                    os.ftruncate(fd, size)
             content.cuts += 1
             content.base_limit = min(content.base_limit, size)
             if not content.whole:
                 content.dirty.remove(size, END)
                 content.clean.remove(size, END)
-            for redirty in content.redirty:
-                redirty.remove(size, END)
             node.append_only = False
         elif size > old:
             os.ftruncate(volume.store.fd(content), size)
@@ -204,13 +202,19 @@ class Files:
             node.meta |= META_TIMES  # the share has the bytes, but not the time
 
         def undo() -> None:
-            # Only what was cut is lost, and it was to be lost.
-            if size > old:
-                content.dirty, content.clean, content.base_limit = before
-                node.size = old
-                node.mtime, node.ctime = times
+            content.dirty, content.clean, content.base_limit = before
+            node.size = old
+            node.mtime, node.ctime = times
 
         volume.commit(node, undo=undo, extra=lambda: volume.journal.put_extents(content))
+        if size < old:
+            # The journal first: it must not call bytes present that are gone.
+            for redirty in content.redirty:
+                redirty.remove(size, END)
+            if content.exists:
+                fd = volume.store.fd(content)
+                if os.fstat(fd).st_size > size:
+                    os.ftruncate(fd, size)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -219,25 +223,36 @@ class Files:
 
         Raises ETIMEDOUT when bytes that only the share has do not come within the deadline.
         """
-        stop = min(offset + size, node.size)
-        if offset >= stop:
-            return b""
-        content = node.content
-        if content is None:
-            return await self._read_share(node, offset, stop)
-        if content.whole or not (absent := content.absent(offset, stop)):
-            return self._read_cache(content, offset, stop)
-        if len(absent) == 1 and absent[0] == (offset, stop):
-            return await self._read_share(node, offset, stop)
-        # The share first: the cached parts are then as new as possible.
-        fetched = [(a, b, await self._read_share(node, a, b)) for a, b in absent]
-        stop = min(stop, node.size)
-        if offset >= stop:
-            return b""
-        buffer = bytearray(self._read_cache(content, offset, stop))
-        for a, b, data in fetched:
-            if not content.dirty.overlap(a, b):
-                buffer[a - offset : b - offset] = data.ljust(b - a, b"\0")[: max(0, stop - a)]
+        pieces: list[tuple[int, int, bytes]] = []
+        while True:
+            stop = min(offset + size, node.size)
+            if offset >= stop:
+                return b""
+            content = node.content
+            if content is None:
+                absent = [(offset, stop)]
+            else:
+                absent = [] if content.whole else content.absent(offset, stop)
+            if not absent and content is not None:
+                return self._read_cache(content, offset, stop)
+            # While we wait for the share, bytes here may be written, cut or evicted.
+            have = Extents(*((a, b) for a, b, _ in pieces))
+            missing = [gap for a, b in absent for gap in have.gaps(a, b)]
+            if not missing:
+                break
+            for a, b in missing:
+                pieces.append((a, b, await self._read_share(node, a, b)))
+        if content is None or absent == [(offset, stop)]:
+            buffer = bytearray(stop - offset)
+        else:
+            buffer = bytearray(self._read_cache(content, offset, stop))
+        for start, end in absent:
+            for a, b, data in pieces:
+                a, b, data = max(a, start), min(b, end), data[max(0, start - a) :]
+                if a < b:
+                    buffer[a - offset : b - offset] = data[: b - a].ljust(b - a, b"\0")
+                    if b == stop and len(data) < b - a:
+                        stop = a + len(data)  # the share's file has become shorter
         return bytes(buffer[: stop - offset])
 
     def _read_cache(self, content: Content, start: int, stop: int) -> bytes:
@@ -252,12 +267,7 @@ class Files:
     async def _read_share(self, node: Node, start: int, stop: int) -> bytes:
         share = self._volume.share
         for last in (False, True):
-            file = node.share_fd
-            if file is None:
-                file = await self._open_on_share(node)
-                if node.share_fd is None and node.handles:
-                    node.share_fd = file
-                file = node.share_fd or file
+            file = node.share_fd or await self._open_share(node)
             try:
                 return await share.fetch(calls.pread, file, stop - start, start)
             except OSError as caught:
@@ -268,14 +278,22 @@ class Files:
                     share.forget_directory(node.slinks[0][0])
         raise AssertionError("unreachable")
 
-    async def _open_on_share(self, node: Node) -> Descriptor:
+    async def _open_share(self, node: Node) -> Descriptor:
         share = self._volume.share
-        try:
-            return await self._volume.at_place(node, share.fetch, calls.open_file, os.O_RDONLY)
-        except FileNotFoundError:
+        while True:
+            if not node.slinks:
+                raise error(errno.EIO)
+            directory, name = node.slinks[0]
+            base = node.base
+            parent = await share.directory(directory)
+            file = await share.fetch(calls.open_file, parent, name, os.O_RDONLY)
             if node.share_fd is not None:
-                return node.share_fd  # it was opened just before it was removed
-            raise error(errno.EIO) from None
+                return node.share_fd
+            if node.base is base:
+                if node.handles:
+                    node.share_fd = file
+                return file
+            # Published meanwhile: we may have opened what was replaced.
 
     # -- durability ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ the share does not have.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -73,6 +74,22 @@ class FileFlusher:
             return stat.S_ISREG(st.st_mode) and found == signature
 
         return test
+
+    async def hold(self, node: Node, at: Name) -> None:
+        """A name is about to be taken from a file: if somebody reads bytes of it that only the
+        share has, an open descriptor keeps them."""
+        content = node.content
+        if not node.handles or node.share_fd is not None or not node.is_file:
+            return
+        if content is None or not content.local(0, node.size, node.size):
+            directory, name = at
+            parent = await self._share.directory(directory, flush=True)
+            try:
+                node.share_fd = await self._share.work(calls.open_file, parent, name, os.O_RDONLY)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ELOOP, errno.EISDIR):
+                    raise
+                # It is not ours any more: the step itself finds out.
 
     # -- attributes ----------------------------------------------------------------------------
 
@@ -276,14 +293,15 @@ class FileFlusher:
             raise
         node.transfer = None
         self.delivered(node, transfer.meta, transfer.xattrs)
-        others = [link for link in node.slinks if link != to]
-        self._published(node, transfer, to)
+        others = self.claim(node, to, signature)
+        self._published(node, transfer)
         volume.changed_on_share(directory, name)
         journal = volume.journal
 
         def store() -> None:
             journal.drop_temporary(transfer.temporary)
             journal.drop_intents_of(node.ino)
+            self.keep_doubts(others)
             if node.content is not None:
                 journal.put_extents(node.content)
             if transfer.xattrs and not node.xattrs:
@@ -296,23 +314,38 @@ class FileFlusher:
             volume.forget_if_gone(other)
         volume.forget_if_gone(node)
 
-    def _published(self, node: Node, transfer: Transfer, to: Name) -> None:
-        """Take over that the share has the transfer's bytes under a name."""
-        volume, tree, content = self._volume, self._tree, transfer.content
-        now = volume.clock()
-        old_base = node.base
-        for directory, name in list(node.slinks):
-            if (directory, name) != to:
-                # Another name still shows the file as it was before.
-                ghost = Node(tree.allocate(), node.mode)
-                ghost.base = old_base
-                tree.add(ghost)
-                tree.set_share(directory, name, ghost, now)
+    def claim(self, node: Node, to: Name, signature: Signature) -> list[Name]:
+        """Take over that a name on the share shows what was published of a node.
+
+        Returns its other names there, which still show the file as it was before.
+        """
+        tree, now = self._tree, self._volume.clock()
+        others = [link for link in node.slinks if link != to]
+        for directory, name in others:
+            ghost = Node(tree.allocate(), node.mode)
+            ghost.base = node.base
+            ghost.sent = [sent for sent in node.sent if sent != signature]
+            tree.add(ghost)
+            tree.set_share(directory, name, ghost, now)
         tree.set_share(*to, node, now)
-        node.base = transfer.signature
+        node.base = signature
         node.sent.clear()
         node.attrs_at = now
         node.share_fd = None
+        return others
+
+    def keep_doubts(self, names: list[Name]) -> None:
+        """Store what the share may show under names besides what we know (inside `save`)."""
+        journal = self._volume.journal
+        for directory, name in names:
+            node = directory.share.get(name)
+            if node is not None:
+                at = (node.ino, directory.ino, name)
+                journal.put_intents(Intent("attributes", *at, *sent) for sent in node.sent)
+
+    def _published(self, node: Node, transfer: Transfer) -> None:
+        """What a transfer carried need not be sent again."""
+        volume, content = self._volume, transfer.content
         content.redirty = [r for r in content.redirty if r is not transfer.redirty]
         volume.unpin(content)
         if content is not node.content:

@@ -184,18 +184,11 @@ class NameFlusher:
                 blocking.remove_directory, parent, name, volume.temporary_names.is_ours
             )
         else:
-            if node.handles and node.share_fd is None and self._needs_share(node):
-                # Somebody still reads it: an open descriptor keeps the bytes.
-                node.share_fd = await share.work(calls.open_file, parent, name, os.O_RDONLY)
             await share.work(blocking.remove_file, parent, name, self._files.accepts(node))
         self._tree.set_share(directory, name, None, volume.clock())
         volume.changed_on_share(directory, name)
         volume.commit_outcome(at, node)
         volume.forget_if_gone(node)
-
-    def _needs_share(self, node: Node) -> bool:
-        content = node.content
-        return node.is_file and (content is None or not content.local(0, node.size, node.size))
 
     def _finish(
         self,
