@@ -106,6 +106,10 @@ class Journal:
         """The tree's differing names, whose sequence numbers are stored with the names."""
         self.unsaved: set[Item] = set()
         """Items whose last save failed: the next transaction carries them too."""
+        self.ranged: set[int] = {row[0] for row in self._execute("SELECT gen FROM extent")}
+        """Generations that have (or had, after a failure) rows of ranges."""
+        self._retired: set[int] = set()
+        """Those of them that are nobody's any more: the next transaction removes the rows."""
 
     def close(self) -> None:
         """Close the journal; everything in it is durable afterwards."""
@@ -126,6 +130,9 @@ class Journal:
         try:
             execute("BEGIN")
             try:
+                if self._retired:
+                    for gen in self._retired:
+                        execute("DELETE FROM extent WHERE gen=?", (gen,))
                 if self.unsaved:
                     for item in self.unsaved:
                         self._put(item)
@@ -145,6 +152,15 @@ class Journal:
             raise _to_oserror(error) from error
         if self.unsaved:
             self.unsaved.clear()
+        if self._retired:
+            self.ranged -= self._retired
+            self._retired.clear()
+
+    def forget_extents(self, gen: int) -> None:
+        """A generation is nobody's any more: when its number is given to another content, no row of
+        it is left."""
+        if gen in self.ranged:
+            self._retired.add(gen)
 
     def _put(self, item: Item) -> None:
         if isinstance(item, Node):
@@ -153,15 +169,15 @@ class Journal:
             self._put_name(*item)
 
     def _put_node(self, node: Node) -> None:
-        if not node.links and not node.slinks and node.ino != 1:
+        if not node.links and not node.slinks and not node.busy and node.ino != 1:
             self._execute("DELETE FROM node WHERE ino=?", (node.ino,))
-            if node.content is not None and not node.content.whole:
-                self._execute("DELETE FROM extent WHERE gen=?", (node.content.gen,))
             if node.xattrs:
                 self._execute("DELETE FROM xattr WHERE ino=?", (node.ino,))
             node.journaled = False
             return
-        content, base, dirty = node.content, node.base, node.dirty
+        # A removed node stays while a step on it has no answer: it may yet appear on the share.
+        content = node.content if node.links else None
+        base, dirty = node.base, node.dirty
         flags = node.append_only * FLAG_APPEND_ONLY | node.ours * FLAG_OURS
         if isinstance(node, Directory):
             flags |= node.renamed * FLAG_RENAMED | (node.listed_at is not None) * FLAG_LISTED
@@ -227,20 +243,25 @@ class Journal:
                 "INSERT INTO extent (gen, start, stop, state) VALUES(?,?,?,?)",
                 (gen, start, stop, state),
             )
+            self.ranged.add(gen)
         except sqlite3.Error as error:
             raise _to_oserror(error) from error
 
     def put_extents(self, content: Content) -> None:
         """Replace a generation's ranges by the present ones (inside `save`)."""
-        self._execute("DELETE FROM extent WHERE gen=?", (content.gen,))
+        if content.gen in self.ranged:
+            self._execute("DELETE FROM extent WHERE gen=?", (content.gen,))
         rows = [(content.gen, a, b, EXTENT_CLEAN) for a, b in content.clean]
         if not content.whole:
             rows += [(content.gen, a, b, EXTENT_DIRTY) for a, b in content.dirty]
+        if rows:
+            self.ranged.add(content.gen)
         self._db.executemany("INSERT INTO extent (gen, start, stop, state) VALUES(?,?,?,?)", rows)
 
     def drop_extents(self, gen: int) -> None:
         """Forget a generation's ranges (inside `save`)."""
-        self._execute("DELETE FROM extent WHERE gen=?", (gen,))
+        if gen in self.ranged:
+            self._execute("DELETE FROM extent WHERE gen=?", (gen,))
 
     def put_xattr(self, ino: int, name: bytes, value: bytes | None) -> None:
         """Record an extended attribute to set (None: to remove) (inside `save`)."""
@@ -266,18 +287,25 @@ class Journal:
     def add_intents(self, intents: Iterable[Intent]) -> list[int]:
         """Record what is about to be done on the share; returns the rows' ids."""
         ids: list[int] = []
+        self.save(extra=lambda: ids.extend(self.put_intents(intents)))
+        return ids
 
-        def insert() -> None:
-            for intent in intents:
-                cursor = self._execute(
-                    "INSERT INTO intent (kind, ino, parent, name, size, mtime, sino)"
-                    " VALUES(?,?,?,?,?,?,?)",
-                    intent,
-                )
-                assert cursor.lastrowid is not None
-                ids.append(cursor.lastrowid)
-
-        self.save(extra=insert)
+    def put_intents(self, intents: Iterable[Intent]) -> list[int]:
+        """The same inside `save`. A step that is tried again leaves one row."""
+        ids = []
+        for intent in intents:
+            self._execute(
+                "DELETE FROM intent WHERE kind IS ? AND ino IS ? AND parent IS ? AND name IS ?"
+                " AND size IS ? AND mtime IS ? AND sino IS ?",
+                intent,
+            )
+            cursor = self._execute(
+                "INSERT INTO intent (kind, ino, parent, name, size, mtime, sino)"
+                " VALUES(?,?,?,?,?,?,?)",
+                intent,
+            )
+            assert cursor.lastrowid is not None
+            ids.append(cursor.lastrowid)
         return ids
 
     def drop_intents(self, ids: Iterable[int]) -> None:

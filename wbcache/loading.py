@@ -61,6 +61,8 @@ class _Loader:
         self._since: dict[Node, int] = {}
         self._contents: dict[int, tuple[Node, Content]] = {}
         self._files = set(store.generations())
+        self._marked: set[int] = set()
+        """Inode numbers with extended attributes."""
 
     def nodes(self) -> None:
         for row in self._journal.rows("node"):
@@ -164,10 +166,13 @@ class _Loader:
 
     def _measure(self, node: Node, content: Content) -> None:
         """Appends are not journaled: what a dirty file's cache file says goes."""
+        open_ended = content.dirty.covers(END - 1, END)
+        if content.exists and not open_ended:
+            content.tail = node.size
         if not content.exists or not (content.whole or content.dirty):
             return
         st = os.stat(self._store.path(content.gen))
-        if content.dirty.covers(END - 1, END):
+        if open_ended:
             node.size = st.st_size
         # A recycled cache file that was not written yet is older than the node.
         node.mtime = max(node.mtime, st.st_mtime_ns)
@@ -175,6 +180,7 @@ class _Loader:
     def xattrs(self) -> None:
         for row in self._journal.rows("xattr"):
             ino, name, value = row
+            self._marked.add(ino)
             node = self._tree.nodes.get(ino)
             if node is not None:
                 node.xattrs = {**(node.xattrs or {}), name: value}
@@ -214,9 +220,14 @@ class _Loader:
         for start, stop in json.loads(str(journal.get_meta("skipped") or "[]")):
             tree.skipped.add(start, stop)
             tree.seq = max(tree.seq, stop)
-        # Files that were removed while they were open died with the daemon.
+        intents = [(row[0], Intent(*row[1:])) for row in journal.rows("intent")]
+        # Files that were removed while they were open died with the daemon. Of those that were just
+        # going to the share, the share may have a trace.
+        unsettled = {intent.ino for _, intent in intents}
         gone = [
-            n for n in tree.nodes.values() if not n.links and not n.slinks and n is not tree.root
+            n
+            for n in tree.nodes.values()
+            if not n.links and not n.slinks and n is not tree.root and n.ino not in unsettled
         ]
         for node in gone:
             del tree.nodes[node.ino]
@@ -227,16 +238,18 @@ class _Loader:
         loaded = Loaded(
             tree,
             next_gen=max([0, *self._contents, *self._files]) + 1,
+            intents=intents,
             orphans=sorted(self._files - kept),
         )
+        for gen in journal.ranged - kept:
+            journal.forget_extents(gen)
+        # What is left of a node that is forgotten must not be taken for another's.
+        tree.next_ino = max([tree.next_ino, *(ino + 1 for ino in unsettled | self._marked)])
         for name, parent in journal.rows("temporary"):
             directory = tree.nodes.get(parent)
             if isinstance(directory, Directory) and isinstance(name, bytes):
                 loaded.temporaries.append((directory, name))
-        for row in journal.rows("intent"):
-            identity, *values = row
-            intent = Intent(*values)
-            loaded.intents.append((identity, intent))
+        for _, intent in intents:
             owner = tree.nodes.get(intent.ino)
             if owner is not None and intent.kind in ("publish", "grow", "patch", "attributes"):
                 owner.sent.append(Signature(intent.size, intent.mtime, intent.sino))

@@ -53,6 +53,7 @@ class Content:
         "redirty",
         "retired",
         "seq",
+        "tail",
         "unsynced_error",
         "used",
         "whole",
@@ -71,6 +72,9 @@ class Content:
         self.exists = False
         """Whether the cache file has been made; an empty generation has none."""
         self.fd = -1
+        self.tail = -1
+        """Where the cache file is to be cut when it is opened, bytes; -1: nowhere. Behind it lies
+        what a write had left whose daemon was killed before the journal knew of it."""
         self.pins = 0
         """Open handles and transfers: while there are any the cache file stays."""
         self.retired = False

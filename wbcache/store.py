@@ -88,6 +88,12 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._shed(1):
                     raise
+        if content.tail >= 0:
+            if os.fstat(content.fd).st_size > content.tail:
+                mtime = os.fstat(content.fd).st_mtime_ns
+                os.ftruncate(content.fd, content.tail)
+                os.utime(content.fd, ns=(mtime, mtime))
+            content.tail = -1
         self._open[content.gen] = content
         if len(self._open) > self.max_open:
             self._shed(len(self._open) - self.max_open)

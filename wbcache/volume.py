@@ -191,6 +191,8 @@ class Volume:
         if not node.slinks and not node.lookups:
             self.tree.nodes.pop(node.ino, None)
             self.tree.touched.discard(node)
+            if node.journaled:  # it was removed while a step on it was under way
+                self.commit_outcome(node)
 
     def policy_changed(self, node: Node) -> None:
         """A file has a (new) name: see whether a policy keeps it from the share."""
@@ -245,6 +247,7 @@ class Volume:
         content.retired = True
         if content.pins > 0:
             return
+        self.journal.forget_extents(content.gen)
         if not self.store.recycle(content):
             path = self.store.release(content)
             if path is not None:

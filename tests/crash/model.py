@@ -14,6 +14,8 @@ from typing import Any
 
 Operation = list[Any]
 
+PAGE = 4096
+
 
 class File:
     """A regular file; hard links share one."""
@@ -100,6 +102,19 @@ class Model:
         """Carry out an operation that can be carried out."""
         getattr(self, "_" + operation[0])(*operation[1:])
 
+    def parts(self, operation: Operation) -> list[Operation]:
+        """What a write may have left when its daemon was killed in the middle: the disk's file
+        system takes a page at a time."""
+        kind, *arguments = operation
+        if kind not in ("write", "append", "held_append"):
+            return []
+        *place, seed, size = arguments
+        start = place[1] if kind == "write" else len(self._target(place[0]).data)
+        return [[kind, *place, seed, at - start, size] for at in _pages(start, start + size)]
+
+    def _target(self, place: str | int) -> File:
+        return self.handles[place] if isinstance(place, int) else self.file(place)
+
     def _put(self, path: str, entry: Entry) -> None:
         directory, name = self.parent(path)
         directory.entries[name] = entry
@@ -136,12 +151,12 @@ class Model:
         self._put(new, first)
         self._put(old, second)
 
-    def _write(self, path: str, offset: int, seed: int, size: int) -> None:
-        _store(self.file(path), offset, content(seed, size))
+    def _write(self, path: str, offset: int, seed: int, size: int, of: int = 0) -> None:
+        _store(self.file(path), offset, content(seed, of or size)[:size])
 
-    def _append(self, path: str, seed: int, size: int) -> None:
+    def _append(self, path: str, seed: int, size: int, of: int = 0) -> None:
         file = self.file(path)
-        _store(file, len(file.data), content(seed, size))
+        _store(file, len(file.data), content(seed, of or size)[:size])
 
     def _restart(self, path: str) -> None:
         file = self.file(path)
@@ -179,15 +194,19 @@ class Model:
     def _hold(self, number: int, path: str) -> None:
         self.handles[number] = self.file(path)
 
-    def _held_append(self, number: int, seed: int, size: int) -> None:
+    def _held_append(self, number: int, seed: int, size: int, of: int = 0) -> None:
         file = self.handles[number]
-        _store(file, len(file.data), content(seed, size))
+        _store(file, len(file.data), content(seed, of or size)[:size])
 
     def _held_fsync(self, number: int) -> None:
         pass
 
     def _drop(self, number: int) -> None:
         del self.handles[number]
+
+
+def _pages(start: int, stop: int) -> range:
+    return range((start // PAGE + 1) * PAGE, stop, PAGE)
 
 
 def _store(file: File, offset: int, data: bytes) -> None:

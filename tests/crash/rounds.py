@@ -173,14 +173,17 @@ class Rounds:
             if not wrong:
                 continue
             operation = under_way.get(worker.name)
-            if operation is not None:
+            for possible in [operation, *worker.model.parts(operation)] if operation else []:
                 done = copy.deepcopy(worker.model)
-                done.apply(operation)
-                if not (wrong_when_done := differences(directory, done)):
+                done.apply(possible)
+                wrong_when_done = differences(directory, done)
+                if not wrong_when_done:
                     worker.model = done
-                    continue
-                wrong = [*wrong, f"or, with {operation}:", *wrong_when_done]
-            raise AssertionError(self._describe(f"{worker.name} differs after a kill", wrong))
+                    break
+                if possible is operation:
+                    wrong = [*wrong, f"or, with {operation}:", *wrong_when_done]
+            else:
+                raise AssertionError(self._describe(f"{worker.name} differs after a kill", wrong))
 
     def _describe(self, what: str, wrong: list[str]) -> str:
         lines = [f"seed {self._seed}, round {self._round}: {what}", *wrong[:20], self._mount.log()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from functools import partial
 
 import trio
 
@@ -29,23 +30,30 @@ RETRY = 5.0
 async def settle_intents(volume: Volume, loaded: Loaded) -> None:
     """Take over what had happened on the share, and queue left-over temporaries for removal."""
     settler = _Settler(volume)
-    for _, intent in loaded.intents:
-        while True:
+    while loaded.intents:
+        later, failed = [], False
+        for identity, intent in loaded.intents:
             try:
                 await settler.settle(intent)
-                break
-            except FileNotFoundError:
-                break  # its directory is not there either: nothing was done in it
+            except (FileNotFoundError, NotADirectoryError):
+                # A directory on the way to it is perhaps what another of them has renamed.
+                later.append((identity, intent))
             except OSError as error:
                 log.info("recovery waits for the share: %s", error)
-                await trio.sleep(RETRY)
-    done = [
-        identity
-        for identity, intent in loaded.intents
-        if intent.kind in ("rename", "make", "publish") or intent.ino not in volume.tree.nodes
-    ]
-    volume.commit_outcome(extra=lambda: volume.journal.drop_intents(done))
-    loaded.intents.clear()
+                later.append((identity, intent))
+                failed = True
+            else:
+                settler.forget(identity, intent)
+        if failed:
+            await trio.sleep(RETRY)
+        elif len(later) == len(loaded.intents):
+            # Their directories are gone, and whatever was done in them.
+            for identity, intent in later:
+                settler.forget(identity, intent)
+            break
+        loaded.intents = later
+    loaded.intents = []
+    settler.finish()
     held = {link for node in volume.tree.nodes.values() for link in node.slinks}
     volume.strays += [name for name in loaded.temporaries if name not in held]
     loaded.temporaries.clear()
@@ -60,54 +68,94 @@ class _Settler:
         self._volume = volume
         self._tree = volume.tree
         self._files = FileFlusher(volume)
+        self._touched: set[Node] = set()
 
     async def settle(self, intent: Intent) -> None:
         """Look at the place that an intent names; if it has happened, the share view says so."""
-        directory = self._tree.nodes.get(intent.parent)
-        if intent.kind not in ("rename", "make", "publish"):
+        directory, node = (self._tree.nodes.get(ino) for ino in (intent.parent, intent.ino))
+        if node is None:
             return
+        self._touched.add(node)
         if not isinstance(directory, Directory) or not directory.on_share:
             return
         at = (directory, intent.name)
-        node = self._tree.nodes.get(intent.ino)
-        if node is not None and directory.share.get(intent.name) is node and not node.sent:
-            return
-        st = await self._stat(at)
-        if st is None:
-            return
         if intent.kind == "rename":
-            await self._renamed(node, at, st)
+            await self._renamed(node, at)
         elif intent.kind == "make":
-            if stat.S_IFMT(st.st_mode) == stat.S_IFMT(intent.size) and not at[0].share.get(at[1]):
-                self._made(node, at, st)
-        elif self._files.is_sent(Signature(intent.size, intent.mtime, intent.sino))(st):
-            self._made(node, at, st)
+            await self._made(node, at)
+        elif intent.kind == "publish":
+            await self._published(node, at, Signature(intent.size, intent.mtime, intent.sino))
+
+    def forget(self, identity: int, intent: Intent) -> None:
+        """The outcome is known and stored. What was changed in place is compared with the share
+        when it is changed again; until then the intent explains it."""
+        if intent.kind not in ("grow", "patch", "attributes") or (
+            intent.ino not in self._tree.nodes
+        ):
+            journal = self._volume.journal
+            self._volume.commit_outcome(extra=lambda: journal.drop_intents([identity]))
+
+    def finish(self) -> None:
+        """Forget the removed nodes of which the share has no trace."""
+        for node in self._touched:
+            self._volume.forget_if_gone(node)
 
     async def _stat(self, at: Name) -> os.stat_result | None:
         parent = await self._volume.share.directory(at[0], flush=True)
         return await self._volume.share.work(calls.lstat_or_none, parent, at[1])
 
-    async def _renamed(self, node: Node | None, at: Name, st: os.stat_result) -> None:
-        old = [link for link in node.slinks if link != at] if node is not None else []
-        if node is None or not old or not self._files.accepts(node)(st):
+    async def _published(self, node: Node, at: Name, signature: Signature) -> None:
+        if at[0].share.get(at[1]) is node and node.base == signature:
             return
-        if not old[0][0].on_share or await self._stat(old[0]) is not None:
+        st = await self._stat(at)
+        if st is not None and self._files.is_sent(signature)(st):
+            old, doubts = at[0].share.get(at[1]), node.sent.copy()
+            others = self._files.claim(node, at, signature)
+            node.sent = doubts
+            self._take_over(node, at, old, others)
+
+    async def _made(self, node: Node, at: Name) -> None:
+        directory, name = at
+        old = directory.share.get(name)
+        st = await self._stat(at)
+        if old is node or st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(node.mode):
             return
-        self._tree.set_share(*old[0], None, self._volume.clock())
-        self._take_over(node, at, old[0])
+        if node.is_symlink:
+            parent = await self._volume.share.directory(directory, flush=True)
+            if await self._volume.share.work(calls.readlink, parent, name) != node.target:
+                return
+        elif node.is_dir and (old is not None or node.slinks):
+            return
+        elif node.is_file:
+            own = await self._stat(node.slinks[0]) if node.slinks else None
+            if own is None or not os.path.samestat(own, st):
+                return
+        if node.base is None:
+            node.base = self._volume.signature(st)
+        self._tree.set_share(directory, name, node, self._volume.clock())
+        self._take_over(node, at, old, [])
 
-    def _made(self, node: Node | None, at: Name, st: os.stat_result) -> None:
-        """What we were about to make is there; it may have been removed in the mount since."""
-        if node is None:
-            kind = Directory if stat.S_ISDIR(st.st_mode) else Node
-            node = kind(self._tree.allocate(), st.st_mode)
-            self._tree.add(node)
-        node.base = self._volume.signature(st)
-        self._take_over(node, at)
-
-    def _take_over(self, node: Node, at: Name, *others: Name) -> None:
+    async def _renamed(self, node: Node, at: Name) -> None:
+        directory, name = at
+        places = [link for link in node.slinks if link != at]
+        old = directory.share.get(name)
+        if old is node or not places or not places[0][0].on_share:
+            return
+        st = await self._stat(at)
+        if st is None or not self._files.accepts(node)(st):
+            return
+        if await self._stat(places[0]) is not None:
+            return
         now = self._volume.clock()
+        self._tree.set_share(*places[0], None, now)
+        self._tree.set_share(directory, name, node, now)
+        self._take_over(node, at, old, places[:1])
+
+    def _take_over(self, node: Node, at: Name, old: Node | None, others: list[Name]) -> None:
+        """The tree has what had happened: the journal gets it too."""
         self._tree.next_seq()
-        self._tree.set_share(*at, node, now)
-        self._tree.settle(node, now)
-        self._volume.commit_outcome(node, at, *others)
+        self._tree.settle(node, self._volume.clock())
+        gone = [old] if old is not None and old is not node else []
+        self._touched.update(gone)
+        keep = partial(self._files.keep_doubts, others)
+        self._volume.commit_outcome(node, at, *others, *gone, extra=keep)

@@ -396,8 +396,7 @@ class Flusher:
         self._tree.touch_item(item)
         self._tree.touch_item(node)
         self.hurry()
-        if not isinstance(item, Node) or node is not item:
-            self._volume.forget_if_gone(node)
+        self._volume.forget_if_gone(node)
         async with self.idle:
             self.idle.notify_all()
 
