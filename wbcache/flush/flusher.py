@@ -262,10 +262,9 @@ class Flusher:
     def _nothing_to_do(self, item: Item) -> None:
         if not isinstance(item, Node) or item.busy:
             return
-        if item.links:
-            if item.dirty is not None:
-                self._tree.settle_if_clean(item)
-        elif item.transfer:
+        if item.links and item.dirty is not None:
+            self._tree.settle_if_clean(item)
+        if item.transfer and (not item.links or item.dirty is None):
             # Nobody wants it any more.
             self.files.abandon(item)
             self._volume.forget_if_gone(item)
@@ -344,6 +343,9 @@ class Flusher:
 
     def _start(self, nursery: trio.Nursery, item: Item, step: Step) -> None:
         node = step.node
+        if isinstance(step, InPlace) and node.transfer:
+            # It was to be published whole, but meanwhile got a further name, or lost bytes here.
+            self.files.abandon(node)
         large = isinstance(step, Copy | InPlace) and node.dirty_bytes > SMALL
         if large and self._running_large >= self._volume.config.flush.workers:
             self._large.append(item)
