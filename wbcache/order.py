@@ -8,7 +8,7 @@ a balanced structure, and every operation of the mount pays for this.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -65,13 +65,16 @@ class OrderedLog(Generic[T]):
             self._items = sorted(live, key=live.__getitem__)
             self._numbers = [live[item] for item in self._items]
 
-    def latest_before(self, number: int, exclude: T | None = None) -> T | None:
-        """The item with the highest number below ``number``; None when there is none."""
+    def latest_before(
+        self, number: int, exclude: T | None = None, besides: Container[object] = ()
+    ) -> T | None:
+        """The item with the highest number below ``number`` that is neither ``exclude`` nor in
+        ``besides``; None when there is none."""
         live, numbers, items = self._live, self._numbers, self._items
         at = bisect_left(numbers, number) - 1
         while at >= 0:
             item = items[at]
-            if item is not exclude and live.get(item) == numbers[at]:
+            if item is not exclude and live.get(item) == numbers[at] and item not in besides:
                 return item
             at -= 1
         return None

@@ -7,7 +7,7 @@ of durability; `journal` stores what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from wbcache.extents import Extents
 from wbcache.node import ROOT_INO, Directory, Dirty, Node
@@ -363,19 +363,25 @@ class Tree:
         """
         return self.skipped.end_of(seq)
 
-    def latest_before(self, seq: int, exclude: Node | None = None) -> Node | None:
+    def latest_before(
+        self, seq: int, exclude: Node | None = None, besides: Container[object] = ()
+    ) -> Node | None:
         """The latest counted node whose oldest unflushed operation is older than ``seq``."""
-        return self.order.latest_before(seq, exclude)
+        return self.order.latest_before(seq, exclude, besides)
 
     def latest_below(
-        self, directory: Directory, seq: int, exclude: Node | None = None
+        self,
+        directory: Directory,
+        seq: int,
+        exclude: Node | None = None,
+        besides: Container[object] = (),
     ) -> Node | None:
         """The same, among the nodes in a directory and below it."""
         stack = [directory]
         while stack:
             directory = stack.pop()
             if directory.pending is not None:
-                node = directory.pending.latest_before(seq, exclude)
+                node = directory.pending.latest_before(seq, exclude, besides)
                 if node is not None:
                     return node
             if directory.busy_dirs:

@@ -8,6 +8,7 @@ dropped, and if that is not enough an occupant is parked under a temporary name.
 from __future__ import annotations
 
 import errno
+import functools
 import heapq
 import logging
 import math
@@ -287,26 +288,58 @@ class Flusher:
     def _break_cycle(self, nursery: trio.Nursery) -> None:
         """Do one step without its order edges when items wait for each other, or, while nothing
         runs, for what will not move."""
-        stuck = self._circle()
-        if not stuck and not self.running:
-            stuck = [item for item in self._waiting if self._is_stuck(item)]
-        if not stuck:
+        circle = self._circle()
+        plan = functools.partial(self.planner.plan, besides=frozenset(circle))
+        if circle and self._start_best(nursery, circle, plan):
             return
-        stuck.sort(key=self._seq)
+        if not self.running:
+            stuck = [item for item in self._waiting if self._is_stuck(item)]
+            plan = functools.partial(self.planner.plan, ordered=False)
+            self._start_best(nursery, stuck, plan)
+
+    def _start_best(
+        self,
+        nursery: trio.Nursery,
+        stuck: list[Item],
+        plan: Callable[[Item], Step | Wait | None],
+    ) -> bool:
+        """Start one step for one of some items; returns whether there was any."""
         steps: list[tuple[tuple[int, int], Item, Step]] = []
         for item in stuck:
-            plan = self.planner.plan(item, ordered=False)
-            if plan is not None and not isinstance(plan, Wait):
-                steps.append((_urgency(plan), item, plan))
-        if not steps:
+            step = plan(item)
+            if step is not None and not isinstance(step, Wait):
+                steps.append((self._urgency(step), item, step))
+        if not steps and not self.running:
             for item in stuck:
                 park = self.planner.park(item)
                 if park is not None:
-                    steps.append((_urgency(park), item, park))
-        if steps:
-            _, item, plan = min(steps, key=lambda s: s[0])
-            self._waiting.pop(item, None)
-            self._start(nursery, item, plan)
+                    steps.append((self._urgency(park), item, park))
+        if not steps:
+            return False
+        _, item, step = min(steps, key=lambda s: s[0])
+        self._waiting.pop(item, None)
+        self._start(nursery, item, step)
+        return True
+
+    def _urgency(self, step: Step) -> tuple[int, int]:
+        """The order in which a cycle is undone, lowest first.
+
+        Bytes come first, then names that take nothing away, then what replaces, then removals;
+        among equals what was last changed here the longest time ago. It waits for something older
+        of which only a newer version is left: for that it would wait in vain.
+        """
+        if isinstance(step, Copy | MakeDirectory):
+            return (1 if isinstance(step, MakeDirectory) else 0), 0
+        node, content = step.node, step.node.content
+        if isinstance(step, InPlace):
+            return 3, node.dirty.since if node.dirty is not None else 0
+        at = step.to if isinstance(step, Publish | Rename | Link) else step.at
+        change = self._tree.changes.get(at)
+        seq = change.seq if change is not None else 0
+        if isinstance(step, Publish | Rename | Link):
+            seq = max(seq, content.seq if content is not None else 0)
+            return (2 if step.occupant is None else 3), seq
+        return (9 if isinstance(step, Park) else 4), seq
 
     def _circle(self) -> list[Item]:
         """Items that wait for each other in a circle; empty when there is none."""
@@ -515,21 +548,6 @@ class Flusher:
                 self.later.append((directory, name))
                 continue
             volume.journal.drop_temporary(name)
-
-
-def _urgency(step: Step) -> tuple[int, int]:
-    """The order in which a cycle is undone, lowest first; the oldest first among equals.
-
-    Bytes come first, then names that take nothing away, then what replaces, then removals. Of
-    files that wait for each other the largest comes first: what marks or points to others is small.
-    """
-    if isinstance(step, Copy | InPlace):
-        return 0, 0
-    if isinstance(step, MakeDirectory):
-        return 1, 0
-    if isinstance(step, Publish | Rename | Link):
-        return (2 if step.occupant is None else 3), -step.node.size
-    return (9 if isinstance(step, Park) else 4), 0
 
 
 def _directories(step: Step) -> list[Directory]:

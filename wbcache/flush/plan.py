@@ -7,6 +7,7 @@ moment (docs/internals.md). When a step is not allowed the answer names the item
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from wbcache.flush.transfer import Transfer
@@ -103,13 +104,17 @@ class Planner:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._ordered = True
+        self._besides: Container[object] = ()
 
-    def plan(self, item: Item, *, ordered: bool = True) -> Step | Wait | None:
+    def plan(
+        self, item: Item, *, ordered: bool = True, besides: Container[object] = ()
+    ) -> Step | Wait | None:
         """The next step for an item; None when the share has it as it should be.
 
-        Without ``ordered`` only hard edges count: the way out of a cycle.
+        The ways out of a cycle: order edges to items in ``besides`` don't count, or, without
+        ``ordered``, none do and only hard edges are left.
         """
-        self._ordered = ordered
+        self._ordered, self._besides = ordered, besides
         if isinstance(item, Node):
             return self._node(item)
         return self._name(*item)
@@ -349,15 +354,16 @@ class Planner:
             return None
         tree = self._tree
         if not replaces:
-            blocker = tree.latest_below(directory, seq, node)
+            blocker = tree.latest_below(directory, seq, node, self._besides)
             return Wait(blocker) if blocker is not None else None
         seq = tree.effective(seq)
-        blocker = tree.latest_before(seq, node)
+        blocker = tree.latest_before(seq, node, self._besides)
         if blocker is not None:
             return Wait(blocker)
         for other in tree.holding:
             if (
                 other is not node
+                and other not in self._besides
                 and other.dirty is not None
                 and other.dirty.since < seq
                 and self._guards(other, directory)
