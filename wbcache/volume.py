@@ -190,7 +190,6 @@ class Volume:
             self.tree.account(node)
         if not node.slinks and not node.lookups:
             self.tree.nodes.pop(node.ino, None)
-            self.tree.touched.discard(node)
             if node.journaled:  # it was removed while a step on it was under way
                 self.commit_outcome(node)
 

@@ -8,7 +8,6 @@ dropped, and if that is not enough an occupant is parked under a temporary name.
 from __future__ import annotations
 
 import errno
-import functools
 import heapq
 import logging
 import math
@@ -23,6 +22,7 @@ import trio
 
 from wbcache.flush import blocking
 from wbcache.flush.conflict import settle_conflict
+from wbcache.flush.cycles import circles, way_out
 from wbcache.flush.errors import describe, refused
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.names import NameFlusher
@@ -239,6 +239,7 @@ class Flusher:
         while self._ready and self._running_small < flush.small_workers:
             _, _, item = heapq.heappop(self._ready)
             self._is_ready.discard(item)
+            self._waiting.pop(item, None)
             due = self.timing.due(item)
             if due is None:
                 continue
@@ -258,7 +259,7 @@ class Flusher:
             now = self._volume.clock()
             if not self.running or now >= self._circles_at:
                 self._circles_at = now + CIRCLES
-                self._break_cycle(nursery)
+                self._break_circles(nursery)
 
     def _nothing_to_do(self, item: Item) -> None:
         if not isinstance(item, Node) or item.busy:
@@ -285,92 +286,13 @@ class Flusher:
                 change.pulled = True
                 self._schedule(on)
 
-    def _break_cycle(self, nursery: trio.Nursery) -> None:
-        """Do one step without its order edges when items wait for each other, or, while nothing
-        runs, for what will not move."""
-        circle = self._circle()
-        plan = functools.partial(self.planner.plan, besides=frozenset(circle))
-        if circle and self._start_best(nursery, circle, plan):
-            return
-        if not self.running:
-            stuck = [item for item in self._waiting if self._is_stuck(item)]
-            plan = functools.partial(self.planner.plan, ordered=False)
-            self._start_best(nursery, stuck, plan)
-
-    def _start_best(
-        self,
-        nursery: trio.Nursery,
-        stuck: list[Item],
-        plan: Callable[[Item], Step | Wait | None],
-    ) -> bool:
-        """Start one step for one of some items; returns whether there was any."""
-        steps: list[tuple[tuple[int, int], Item, Step]] = []
-        for item in stuck:
-            step = plan(item)
-            if step is not None and not isinstance(step, Wait):
-                steps.append((self._urgency(step), item, step))
-        if not steps and not self.running:
-            for item in stuck:
-                park = self.planner.park(item)
-                if park is not None:
-                    steps.append((self._urgency(park), item, park))
-        if not steps:
-            return False
-        _, item, step = min(steps, key=lambda s: s[0])
-        self._waiting.pop(item, None)
-        self._start(nursery, item, step)
-        return True
-
-    def _urgency(self, step: Step) -> tuple[int, int]:
-        """The order in which a cycle is undone, lowest first.
-
-        Bytes come first, then names that take nothing away, then what replaces, then removals;
-        among equals what was last changed here the longest time ago. It waits for something older
-        of which only a newer version is left: for that it would wait in vain.
-        """
-        if isinstance(step, Copy | MakeDirectory):
-            return (1 if isinstance(step, MakeDirectory) else 0), 0
-        node, content = step.node, step.node.content
-        if isinstance(step, InPlace):
-            return 3, node.dirty.since if node.dirty is not None else 0
-        at = step.to if isinstance(step, Publish | Rename | Link) else step.at
-        change = self._tree.changes.get(at)
-        seq = change.seq if change is not None else 0
-        if isinstance(step, Publish | Rename | Link):
-            seq = max(seq, content.seq if content is not None else 0)
-            return (2 if step.occupant is None else 3), seq
-        return (9 if isinstance(step, Park) else 4), seq
-
-    def _circle(self) -> list[Item]:
-        """Items that wait for each other in a circle; empty when there is none."""
-        walks: dict[Item, int] = {}
-        for walk, start in enumerate(self._waiting):
-            at: Item | None = start
-            while at is not None and at in self._waiting and at not in walks:
-                walks[at] = walk
-                at = self._waiting[at]
-            if at is None or walks.get(at) != walk:
-                continue
-            circle = [at]
-            while (on := self._waiting[circle[-1]]) != at and on is not None:
-                circle.append(on)
-            if len(circle) > 1:  # a busy node waits for itself
-                return circle
-        return []
-
-    def _is_stuck(self, item: Item) -> bool:
-        """Whether what an item waits for is itself waiting, in the end for itself."""
-        seen = set()
-        at: Item | None = item
-        while at is not None and at in self._waiting:
-            if at in seen:
-                return True
-            seen.add(at)
-            at = self._waiting[at]
-        if at is not None and self.timing.due(at) in (None, 0.0) and at not in self._due_at:
-            # It waits for something that will not move by itself.
-            return not (isinstance(at, Node) and (at.trouble or self._tree.held(at)))
-        return False
+    def _break_circles(self, nursery: trio.Nursery) -> None:
+        """Take a step for each group of items that wait for each other."""
+        for circle in list(circles(self._waiting)):
+            found = way_out(self.planner, self._tree, self._waiting, circle, wait=self._wait)
+            if found is not None:
+                self._waiting.pop(found[0], None)
+                self._start(nursery, *found)
 
     # -- steps ---------------------------------------------------------------------------------
 

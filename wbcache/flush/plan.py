@@ -103,18 +103,14 @@ class Planner:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._ordered = True
         self._besides: Container[object] = ()
 
-    def plan(
-        self, item: Item, *, ordered: bool = True, besides: Container[object] = ()
-    ) -> Step | Wait | None:
+    def plan(self, item: Item, *, besides: Container[object] = ()) -> Step | Wait | None:
         """The next step for an item; None when the share has it as it should be.
 
-        The ways out of a cycle: order edges to items in ``besides`` don't count, or, without
-        ``ordered``, none do and only hard edges are left.
+        Order edges to items in ``besides`` don't count: the way out of a circle.
         """
-        self._ordered, self._besides = ordered, besides
+        self._besides = besides
         if isinstance(item, Node):
             return self._node(item)
         return self._name(*item)
@@ -126,20 +122,18 @@ class Planner:
             return None
         for directory, name in node.links:
             occupant = directory.share.get(name)
-            if occupant is None or occupant is node or occupant.busy:
-                continue
-            if not self._in_place(directory):
-                continue
-            return Park(occupant, (directory, name))
+            if occupant is not None and occupant is not node and not occupant.busy:
+                return Park(occupant, (directory, name))
         return None
 
-    def _in_place(self, directory: Directory) -> bool:
+    def is_moving(self, directory: Directory) -> bool:
+        """Whether a directory, or one above it, is not yet where it belongs."""
         at: Directory | None = directory
         while at is not None and at is not self._tree.root:
             if at.links != at.slinks:
-                return False
+                return True
             at = at.parent
-        return at is self._tree.root
+        return False
 
     # -- files and links -----------------------------------------------------------------------
 
@@ -305,10 +299,13 @@ class Planner:
         node = directory.share[name]
         return self._remove(node, (directory, name))
 
-    def _remove(self, node: Node, at: Name) -> Step | Wait:
+    def _remove(self, node: Node, at: Name, heir: Node | None = None) -> Step | Wait:
         change = self._tree.changes.get(at)
         if change is not None and change.busy:
             return Wait(at)
+        arriving = at[0].arriving.get(at[1])
+        if arriving is not None:
+            return Wait(arriving)
         if node.busy:
             return Wait(node)
         if node.links and (node.is_dir or node.dirty is not None):
@@ -319,7 +316,7 @@ class Planner:
             if node.arriving:
                 return Wait(next(iter(node.arriving.values())))
         seq = change.seq if change is not None else self._tree.seq
-        return self._order(at[0], seq, None, replaces=True) or Remove(node, at)
+        return self._order(at[0], seq, heir, replaces=True) or Remove(node, at)
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -345,13 +342,11 @@ class Planner:
                 return Wait(occupant)
         if not occupant.is_dir and not node.is_dir:
             return None  # replaced in one step
-        return self._remove(occupant, at)
+        return self._remove(occupant, at, node)
 
     def _order(
         self, directory: Directory, seq: int, node: Node | None, *, replaces: bool
     ) -> Wait | None:
-        if not self._ordered:
-            return None
         tree = self._tree
         if not replaces:
             blocker = tree.latest_below(directory, seq, node, self._besides)
