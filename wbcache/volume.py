@@ -325,6 +325,12 @@ class Volume:
         """A generation has clean bytes now: they may be evicted."""
         content.used = self.clock()
 
+    def size_of(self, node: Node, content: Content) -> int:
+        """The size of a generation; when it is not the node's any more, what it was at the end."""
+        if node.content is content:
+            return node.size
+        return os.fstat(self.store.fd(content)).st_size if content.exists else 0
+
     async def frozen_copy(
         self, node: Node, content: Content, redirty: Extents, ranges: list[tuple[int, int]]
     ) -> FrozenCopy:
@@ -335,7 +341,8 @@ class Volume:
                 await self.write_done.wait()
             wanted = Extents(*ranges, *redirty)
             redirty.remove(0, END)
-            copy = FrozenCopy(node.size, wanted.overlap(0, node.size))
+            size = self.size_of(node, content)
+            copy = FrozenCopy(size, wanted.overlap(0, size))
             if content.exists:
                 await trio.to_thread.run_sync(
                     copy.fill, self.store.directory, self.store.fd(content), limiter=self.local_lane

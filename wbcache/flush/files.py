@@ -201,21 +201,24 @@ class FileFlusher:
             carried = await self._share.work(
                 blocking.read_xattrs, await self._share.directory(old, flush=True), name
             )
-        ranges = [(0, transfer.size)]
+        ranges, longest = [(0, transfer.size)], 0
         for _ in range(ROUNDS):
             await self._send(node, transfer, file, ranges)
-            ranges = transfer.redirty.overlap(0, transfer.size)
-            if not ranges and (content is not node.content or node.size >= transfer.size):
-                break
-            transfer.redirty.remove(0, transfer.size)
+            size = volume.size_of(node, content)
+            if size >= transfer.size and not transfer.redirty.overlap(0, transfer.size):
+                break  # what was appended meanwhile can come later
+            # What was rewritten may belong to what was appended: it all goes.
+            longest, transfer.size = max(longest, transfer.size), size
+            ranges = transfer.redirty.overlap(0, size)
+            transfer.redirty.remove(0, size)
         else:
             # It is rewritten faster than it moves. The writers are blocked for as long as a local
             # copy of the rest takes, never for the share.
             with await volume.frozen_copy(node, content, transfer.redirty, ranges) as frozen:
-                transfer.size = min(transfer.size, frozen.size)
+                longest, transfer.size = max(longest, transfer.size), frozen.size
                 for start, stop in frozen.ranges:
-                    stop = min(stop, transfer.size)
                     await self._send_from(node, transfer, frozen.fd, file, start, stop)
+        if transfer.size < longest:
             await self._share.work(os.ftruncate, file.fd, transfer.size)
         attributes = self.attributes(node, new=True)
         if carried:
