@@ -389,12 +389,12 @@ class FileFlusher:
             parent = await share.directory(directory, flush=True)
             file, found = await share.work(blocking.open_for_update, parent, name, accepts)
             if grows and base is not None and found.size > base.size:
-                # Left over from an earlier try, or somebody else's: only the bytes can tell.
-                ours = await share.work(
-                    blocking.same_range, fd, file, base.size, min(found.size, size)
+                # Left over from an earlier try, and perhaps overwritten here since.
+                same = found.size <= size and await share.work(
+                    blocking.same_range, fd, file, base.size, found.size
                 )
-                if not ours or found.size > size:
-                    raise ConflictError
+                if not same:
+                    await share.work(os.ftruncate, file.fd, base.size)
             if found.size > limit and not grows:
                 await share.work(os.ftruncate, file.fd, limit)
             for start, stop in ranges:
