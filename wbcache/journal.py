@@ -29,7 +29,8 @@ CREATE TABLE IF NOT EXISTS node (
     ino INTEGER PRIMARY KEY, mode INT, uid INT, gid INT, rdev INT,
     atime INT, mtime INT, ctime INT, size INT, target BLOB,
     base_size INT, base_mtime INT, base_ino INT,
-    gen INT, whole INT, base_limit INT, gen_seq INT, meta INT, since INT, flags INT);
+    gen INT, whole INT, base_limit INT, gen_seq INT, meta INT, since INT, flags INT,
+    synced INT);
 CREATE TABLE IF NOT EXISTS name (
     parent INT, name BLOB, local INT, share INT, seq INT, time INT,
     PRIMARY KEY (parent, name)) WITHOUT ROWID;
@@ -50,6 +51,8 @@ FLAG_APPEND_ONLY = 1
 FLAG_OURS = 2
 FLAG_RENAMED = 4
 FLAG_LISTED = 8
+FLAG_FRESH = 16
+FLAG_TORN = 32
 
 _CHECKPOINT_BYTES = 16 << 20
 
@@ -179,10 +182,12 @@ class Journal:
         content = node.content if node.links else None
         base, dirty = node.base, node.dirty
         flags = node.append_only * FLAG_APPEND_ONLY | node.ours * FLAG_OURS
+        if content is not None:
+            flags |= content.fresh * FLAG_FRESH | content.torn * FLAG_TORN
         if isinstance(node, Directory):
             flags |= node.renamed * FLAG_RENAMED | (node.listed_at is not None) * FLAG_LISTED
         self._execute(
-            "INSERT OR REPLACE INTO node VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT OR REPLACE INTO node VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 node.ino,
                 node.mode,
@@ -204,6 +209,7 @@ class Journal:
                 node.meta | node.sending,
                 dirty.since if dirty else None,
                 flags,
+                content.synced if content else None,
             ),
         )
         if not node.journaled:

@@ -15,8 +15,10 @@ from typing import Any
 from wbcache.extents import END, Extents
 from wbcache.journal import (
     FLAG_APPEND_ONLY,
+    FLAG_FRESH,
     FLAG_OURS,
     FLAG_RENAMED,
+    FLAG_TORN,
     Intent,
     Journal,
     extents_of,
@@ -38,11 +40,18 @@ class Loaded:
     """Changes on the share of which the outcome is not known, with their ids."""
     orphans: list[int] = field(default_factory=list)
     """Cache files that belong to nothing."""
+    torn: list[Node] = field(default_factory=list)
+    """Files of which a power loss may have taken a part just now."""
 
 
-def load(journal: Journal, store: Store, clock: Callable[[], float]) -> Loaded:
-    """Rebuild the tree. Reads the local disk only."""
-    loader = _Loader(journal, store, clock())
+TORN = "a power loss came before it was synced: it may be incomplete"
+
+
+def load(
+    journal: Journal, store: Store, clock: Callable[[], float], *, power_lost: bool = False
+) -> Loaded:
+    """Rebuild the tree. Reads the local disk only; after a power loss it cuts unsynced appends."""
+    loader = _Loader(journal, store, clock(), power_lost=power_lost)
     loader.nodes()
     loader.names()
     loader.extents()
@@ -52,7 +61,9 @@ def load(journal: Journal, store: Store, clock: Callable[[], float]) -> Loaded:
 
 
 class _Loader:
-    def __init__(self, journal: Journal, store: Store, now: float) -> None:
+    def __init__(self, journal: Journal, store: Store, now: float, *, power_lost: bool) -> None:
+        self._power_lost = power_lost
+        self._torn: list[Node] = []
         self._journal = journal
         self._store = store
         self._now = now
@@ -90,6 +101,7 @@ class _Loader:
         meta: Any,
         since: Any,
         flags: Any,
+        synced: Any,
     ) -> None:
         tree = self._tree
         node: Node
@@ -116,6 +128,11 @@ class _Loader:
         if gen is not None and (other is None or other[0].content is None):
             content = Content(gen, whole=bool(whole), base_limit=base_limit, seq=gen_seq or 0)
             content.exists = gen in self._files
+            content.synced = -1 if synced is None else synced
+            content.fresh = bool(flags & FLAG_FRESH)
+            content.torn = bool(flags & FLAG_TORN)
+            if content.torn:
+                node.trouble = TORN
             node.content = content
             self._contents[gen] = (node, content)
             tree.seq = max(tree.seq, content.seq)
@@ -162,7 +179,40 @@ class _Loader:
             dirty, clean = extents_of(ranges.get(gen, ()))
             content.clean = clean
             content.dirty = Extents((0, END)) if content.whole else dirty
+            if self._power_lost:
+                self._after_power_loss(node, content)
             self._measure(node, content)
+
+    def _after_power_loss(self, node: Node, content: Content) -> None:
+        """Trust only what was synced: appends are cut, anything else is torn and kept aside.
+
+        A rewrite of synced bytes in place is old or new block by block, as on any local disk, and
+        is not told from torn; it was marked when it was begun.
+        """
+        content.clean = Extents()
+        path = self._store.path(content.gen)
+        length = os.stat(path).st_size if content.exists else 0
+        if not content.whole and not content.dirty:
+            return
+        if not content.fresh and length >= content.synced:
+            return
+        base = node.base.size if node.base is not None else 0
+        if content.whole:
+            appended = not any(d.share.get(n) for d, n in node.links) and content.synced > 0
+        else:
+            appended = content.dirty.first >= base
+        if appended and node.append_only:
+            if not content.whole and content.synced == base:
+                content.dirty, content.fresh = Extents(), False
+                node.size = base  # the share has all that is certain
+                return
+            if base <= content.synced <= length:
+                os.truncate(path, content.synced)
+                content.fresh = False
+                return
+        content.torn = True
+        node.trouble = TORN
+        self._torn.append(node)
 
     def _measure(self, node: Node, content: Content) -> None:
         """Appends are not journaled: what a dirty file's cache file says goes."""
@@ -240,7 +290,18 @@ class _Loader:
             next_gen=max([0, *self._contents, *self._files]) + 1,
             intents=intents,
             orphans=sorted(self._files - kept),
+            torn=[node for node in self._torn if node.ino in tree.nodes],
         )
+        if self._power_lost:
+            changed = [node for node, content in self._contents.values() if node.content is content]
+            known = [node for node in changed if node.ino in tree.nodes]
+            contents = [node.content for node in known if node.content is not None]
+
+            def store() -> None:
+                for content in contents:
+                    journal.put_extents(content)
+
+            journal.save(*known, extra=store)
         for gen in journal.ranged - kept:
             journal.forget_extents(gen)
         # What is left of a node that is forgotten must not be taken for another's.

@@ -48,14 +48,18 @@ class Content:
         "dirty",
         "exists",
         "fd",
+        "fresh",
         "gen",
         "pins",
         "redirty",
         "retired",
         "seq",
+        "synced",
         "tail",
+        "torn",
         "unsynced_error",
         "used",
+        "version",
         "whole",
         "writing",
     )
@@ -85,6 +89,14 @@ class Content:
         """Ranges that threads are writing just now."""
         self.redirty: list[Extents] = []
         """For each flush that is copying: what was written since its snapshot."""
+        self.synced = -1 if whole else base_limit
+        """Length that is durable on the local disk, bytes; -1: none of it was ever synced."""
+        self.fresh = whole
+        """Written since it was last durable."""
+        self.version = 0
+        """Counts the writes."""
+        self.torn = False
+        """A power loss came before it was durable: it never replaces what the share has."""
         self.unsynced_error = False
         """The disk refused to make it durable: fsync answers EIO until it is rewritten."""
         self.used = 0.0

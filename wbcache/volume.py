@@ -122,6 +122,8 @@ class Volume:
         self.strays: list[tuple[Directory, bytes]] = []
         """Temporaries to be removed from the share."""
         self.spares_wanted = trio.Event()
+        self.unsynced: dict[Node, float] = {}
+        """Files written since they were last durable, and since when (monotonic seconds)."""
         self._trash: list[str] = []
         self._journal_sync: _Sync | None = None
 
@@ -188,6 +190,7 @@ class Volume:
             node.dirty = None
             self.tree.dirty.discard(node)
             self.tree.account(node)
+        self.unsynced.pop(node, None)
         if not node.slinks and not node.lookups:
             self.tree.nodes.pop(node.ino, None)
             if node.journaled:  # it was removed while a step on it was under way
@@ -272,6 +275,10 @@ class Volume:
         the first append on.
         """
         dirty = content.dirty
+        content.version += 1
+        if node not in self.unsynced:
+            self.unsynced[node] = self.clock()
+        first, content.fresh = not content.fresh, True
         if stop > node.size:
             start, stop = min(start, node.size), END
         if not dirty.covers(start, stop):
@@ -285,8 +292,11 @@ class Volume:
             except OSError:
                 content.dirty = before
                 raise
-        elif content.redirty or content.clean:
+            return
+        if content.redirty or content.clean:
             content.mark_dirty(start, stop)
+        if first:
+            self.journal.save(node)  # from here on a power loss may tear it
 
     async def make_spares(self) -> None:
         """Have empty cache files ready when files are made, for ever.
@@ -321,9 +331,12 @@ class Volume:
         """Cache files waiting to be unlinked."""
         return len(self._trash)
 
-    def note_clean(self, content: Content) -> None:
-        """A generation has clean bytes now: they may be evicted."""
+    def note_clean(self, content: Content, size: int) -> None:
+        """The share has ``size`` bytes of a generation: they may be evicted, and a power loss
+        can't tear them."""
         content.used = self.clock()
+        content.synced = size
+        content.fresh = bool(content.dirty)
 
     def size_of(self, node: Node, content: Content) -> int:
         """The size of a generation; when it is not the node's any more, what it was at the end."""
@@ -395,10 +408,21 @@ class Volume:
             self._journal_sync = None
             mine.done.set()
 
-    async def sync_content(self, content: Content) -> None:
-        """Make a generation's bytes durable on the cache disk. Raises OSError."""
-        if not content.exists:
+    async def sync_content(self, node: Node) -> None:
+        """Make a file's bytes durable on the cache disk, and note it in the journal, which is
+        not synced yet. Raises OSError."""
+        content, size = node.content, node.size
+        if content is None:
             return
+        version = content.version
+        if content.exists:
+            await self._sync_file(content)
+        if node.content is content and node.links:
+            content.synced = size
+            content.fresh = content.version != version
+            self.commit_outcome(node)
+
+    async def _sync_file(self, content: Content) -> None:
         fd = self.store.fd(content)
         new = content.gen in self.store.unsynced_names
         content.pins += 1

@@ -115,7 +115,10 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     root_fd = os.open(plan.source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     journal = Journal(os.path.join(plan.cache_dir, "journal.db"))
     store = Store(os.path.join(plan.cache_dir, "data"))
-    loaded = load(journal, store, time.monotonic)
+    boot = _boot_id()
+    power_lost = journal.get_meta("boot_id") not in (None, boot)
+    loaded = load(journal, store, time.monotonic, power_lost=power_lost)
+    journal.set_meta("boot_id", boot)
     entry = mounts.mount_of(plan.source, mounts.read_mounts())
     binding = bind(
         root_fd,
@@ -130,6 +133,11 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     if binding.foreign_temporaries:
         loaded.temporaries.clear()
     warnings = [*plan.warnings, *binding.warnings]
+    if loaded.torn:
+        warnings.append(
+            f"the machine went down before {len(loaded.torn)} file(s) were synced; they are kept"
+            " here and not flushed, see 'wbcache pending'"
+        )
     for warning in warnings:
         log.warning("%s", warning)
     flush = settings.flush
@@ -193,6 +201,12 @@ def _adopt_root(root: Node, root_fd: int) -> None:
     if root.meta == 0 and not root.ours:
         root.mode, root.uid, root.gid = st.st_mode, st.st_uid, st.st_gid
         root.mtime, root.ctime, root.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+
+
+def _boot_id() -> str:
+    """What changes with every start of the machine: then nothing unsynced can be trusted."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def _note_mount(plan: MountPlan, record: MountRecord) -> None:

@@ -21,6 +21,7 @@ from wbcache.control.server import ControlServer, Progress, Rows
 from wbcache.daemon import pump, report
 from wbcache.daemon.eviction import Evictor
 from wbcache.daemon.recovery import settle_intents
+from wbcache.daemon.syncing import Syncer
 from wbcache.errors import WbcacheError
 from wbcache.filesystem import FileSystem
 from wbcache.flush.flusher import Flusher
@@ -104,6 +105,7 @@ class Daemon:
             services.start_soon(self._guard, Evictor(self._volume).run)
             services.start_soon(self._guard, self._probe)
             services.start_soon(self._guard, self._volume.make_spares)
+            services.start_soon(self._guard, Syncer(self._volume).run)
             services.start_soon(self._signals)
             services.start_soon(server.serve)
             services.start_soon(self._announce, ready)

@@ -94,7 +94,9 @@ class Files:
         node.size = 0
         node.mtime = node.ctime = time.time_ns()
         node.meta &= ~META_TIMES
+        node.trouble = None  # what the share refused, or a power loss tore, is gone
         tree.touch(node, now)
+        volume.unsynced[node] = now
         fresh.seq = tree.seq
         tree.account(node)
 
@@ -305,8 +307,8 @@ class Files:
                 await volume.write_done.wait()
             if content.unsynced_error:
                 raise error(errno.EIO)
-            if content.exists and (node.dirty is not None or content.pins):
-                await volume.sync_content(content)
+            if content.fresh:
+                await volume.sync_content(node)
         await volume.sync_journal()
         if node.dirty is not None and node.size and not node.fsynced:
             node.fsynced = True

@@ -85,6 +85,7 @@ class Names:
         await self._vacant(directory, name)
         node = self._volume.new_node(stat.S_IFREG | stat.S_IMODE(mode), uid, gid)
         node.content = self._volume.new_content(whole=True)
+        self._volume.unsynced[node] = self._volume.clock()
         return self._make(directory, name, node)
 
     async def mkdir(self, directory: Directory, name: bytes, mode: int, uid: int, gid: int) -> Node:

@@ -362,7 +362,7 @@ class FileFlusher:
         content.clean = Extents((0, content.base_limit))
         for start, stop in content.dirty:
             content.clean.remove(start, stop)
-        volume.note_clean(content)
+        volume.note_clean(content, size)
 
     # -- in place ------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class FileFlusher:
                 content.dirty.add(start, stop)
                 content.clean.remove(start, stop)
             content.base_limit = size
-            volume.note_clean(content)
+            volume.note_clean(content, size)
         node.base = volume.signature(st)
         node.sent.clear()
         node.attrs_at = volume.clock()

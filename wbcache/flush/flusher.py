@@ -109,7 +109,7 @@ class Flusher:
         if isinstance(item, Node):
             item.pulled = True
             item.retry_at = 0.0
-            if item.trouble and item.retries >= 0:
+            if item.trouble and not (item.content and item.content.torn):
                 item.trouble = None
                 self._tree.account(item)
             self.timing.release(item)
