@@ -23,6 +23,9 @@ import trio
 
 SPIN = 50e-6
 TURN = 500e-6
+MISSES = 4
+PAUSE = 32
+"""After so many waits in vain, one after the other, so many waits don't spin."""
 
 
 class _Lock:
@@ -55,6 +58,8 @@ class _LowLevel:
         self._poll: Any = None
         self._fd = -1
         self._turn_ends = 0.0
+        self._misses = 0
+        self._pause = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio.lowlevel, name)
@@ -67,12 +72,19 @@ class _LowLevel:
             self._poll = poller.poll
         poll = self._poll
         now = perf_counter()
-        if now < self._turn_ends:
+        if self._pause:
+            self._pause -= 1
+        elif now < self._turn_ends:
             spin_ends = now + SPIN
             while now < spin_ends:
                 if poll(0):
+                    self._misses = 0
                     return
                 now = perf_counter()
+            # The clients are slower than that, or need the processor themselves.
+            self._misses += 1
+            if self._misses >= MISSES:
+                self._misses, self._pause = 0, PAUSE
         await trio.lowlevel.wait_readable(fd)
         self._turn_ends = perf_counter() + TURN
 
