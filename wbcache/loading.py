@@ -24,7 +24,7 @@ from wbcache.journal import (
     extents_of,
 )
 from wbcache.node import META_XATTR, ROOT_INO, Content, Directory, Dirty, Node, Signature
-from wbcache.store import Store
+from wbcache.store import CacheFiles
 from wbcache.tree import Name, NameChange, Tree
 
 
@@ -48,7 +48,7 @@ TORN = "a power loss came before it was synced: it may be incomplete"
 
 
 def load(
-    journal: Journal, store: Store, clock: Callable[[], float], *, power_lost: bool = False
+    journal: Journal, store: CacheFiles, clock: Callable[[], float], *, power_lost: bool = False
 ) -> Loaded:
     """Rebuild the tree. Reads the local disk only; after a power loss it cuts unsynced appends."""
     loader = _Loader(journal, store, clock(), power_lost=power_lost)
@@ -61,7 +61,9 @@ def load(
 
 
 class _Loader:
-    def __init__(self, journal: Journal, store: Store, now: float, *, power_lost: bool) -> None:
+    def __init__(
+        self, journal: Journal, store: CacheFiles, now: float, *, power_lost: bool
+    ) -> None:
         self._power_lost = power_lost
         self._torn: list[Node] = []
         self._journal = journal
@@ -148,6 +150,8 @@ class _Loader:
             directory = tree.nodes.get(parent)
             if not isinstance(directory, Directory) or not isinstance(name, bytes):
                 continue
+            if name in (b"", b".", b"..") or b"/" in name:
+                continue  # nobody made it: it would lead elsewhere
             here = tree.nodes.get(local) if isinstance(local, int) else None
             there = tree.nodes.get(share) if isinstance(share, int) else None
             if here is not None:

@@ -28,11 +28,37 @@ SPARE_SIZE = 1 << 20
 """Larger files, in bytes, are removed: emptying them takes long."""
 
 
-class Store:
-    """The directory of cache files."""
+class CacheFiles:
+    """The directory of cache files, only to be looked at."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def path(self, gen: int) -> str:
+        """Where a generation's cache file lies."""
+        return os.path.join(self.directory, f"{gen % _FANOUT:02x}", f"{gen:x}")
+
+    def generations(self) -> Iterable[int]:
+        """Every generation that has a cache file."""
+        for i in range(_FANOUT):
+            try:
+                names = os.listdir(os.path.join(self.directory, f"{i:02x}"))
+            except FileNotFoundError:
+                continue
+            for name in names:
+                try:
+                    gen = int(name, 16)
+                except ValueError:
+                    continue
+                if gen % _FANOUT == i:
+                    yield gen
+
+
+class Store(CacheFiles):
+    """The directory of cache files of a running mount."""
 
     def __init__(self, directory: str, *, max_open: int | None = None) -> None:
-        self.directory = directory
+        super().__init__(directory)
         if max_open is None:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             if soft < hard:
@@ -62,10 +88,6 @@ class Store:
         for fd in self._dirfds:
             os.close(fd)
         self._dirfds.clear()
-
-    def path(self, gen: int) -> str:
-        """Where a generation's cache file lies."""
-        return os.path.join(self.directory, f"{gen % _FANOUT:02x}", f"{gen:x}")
 
     def fd(self, content: Content) -> int:
         """The generation's descriptor, opened (and the file made) when need be.
@@ -189,17 +211,6 @@ class Store:
     def punch(self, content: Content, start: int, stop: int) -> None:
         """Give the disk space of a range back."""
         _punch_hole(self.fd(content), start, stop - start)
-
-    def generations(self) -> Iterable[int]:
-        """Every generation that has a cache file."""
-        for i, dirfd in enumerate(self._dirfds):
-            for name in os.listdir(dirfd):
-                try:
-                    gen = int(name, 16)
-                except ValueError:
-                    continue
-                if gen % _FANOUT == i:
-                    yield gen
 
 
 def _open(name: str, flags: int, dirfd: int) -> int:

@@ -10,7 +10,7 @@ from wbcache.cli import output
 from wbcache.errors import RecoverError, RemainsError
 from wbcache.escaping import one_line, printable
 from wbcache.mounts import canonical, is_below
-from wbcache.recovered import RecoveredFile, RecoverReport
+from wbcache.recovered import PendingChange, RecoveredFile, RecoverReport
 
 
 @click.command("recover")
@@ -31,7 +31,8 @@ def recover(cache_dir: str, target: str, as_json: bool) -> None:
             cache_dir, target, lambda done, total: progress.update(0, total - done, done)
         )
     if as_json:
-        output.say_json({kind: [_row(file) for file in files] for kind, files in _kinds(report)})
+        found = {kind: [_row(file) for file in files] for kind, files in _kinds(report)}
+        output.say_json(found | {"pending": [_change(change) for change in report.pending]})
     else:
         _say(report, target)
     if report.incomplete or report.torn:
@@ -61,6 +62,8 @@ def _say(report: RecoverReport, target: str) -> None:
         for file in files:
             reason = f"  ({one_line(file.reason)})" if file.reason else ""
             output.say(f"{kind}  {printable(file.path)}{reason}")
+    for change in report.pending:
+        output.say(f"to be done on the share  {printable(change.path)}  ({change.change})")
     total = sum(file.bytes for file in report.written)
     output.say(
         f"{len(report.written)} files, {output.format_bytes(total)}, written to {printable(target)}"
@@ -73,6 +76,10 @@ def _kinds(report: RecoverReport) -> list[tuple[str, list[RecoveredFile]]]:
         ("incomplete", report.incomplete),
         ("torn", report.torn),
     ]
+
+
+def _change(change: PendingChange) -> dict[str, object]:
+    return {"path": change.path.decode("utf-8", "surrogateescape"), "change": change.change}
 
 
 def _row(file: RecoveredFile) -> dict[str, object]:

@@ -1,0 +1,1 @@
+"""`wbcache recover`: the files of a cache with no share and no daemon."""
