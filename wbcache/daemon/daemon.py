@@ -134,10 +134,12 @@ class Daemon:
         except RuntimeError as error:
             raise OSError(errno.EIO, f"the mount failed ({error})") from error
         self._mounted = True
-        self._tune()
 
     def _tune(self) -> None:
-        """Raise the kernel's limits for this mount, where we may."""
+        """Raise the kernel's limits for this mount, where we may.
+
+        Only once it answers: the first exchange with the kernel sets them anew.
+        """
         entry = mounts.mount_at(self._mountpoint, mounts.read_mounts())
         if entry is None:
             return
@@ -156,6 +158,7 @@ class Daemon:
     async def _announce(self, ready: Callable[[], None]) -> None:
         # The mount answers when its root can be looked at from outside of the event loop.
         await trio.to_thread.run_sync(os.stat, self._mountpoint, abandon_on_cancel=True)
+        self._tune()
         ready()
 
     # -- services ------------------------------------------------------------------------------
