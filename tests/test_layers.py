@@ -13,6 +13,7 @@ PACKAGE = ROOT / "wbcache"
 LAYERS: list[set[str]] = [
     {"extents", "order", "escaping", "probe", "share.descriptor"},
     {"errors", "node"},
+    {"skipped"},
     {"mounts", "policy", "metrics", "tree", "listing"},
     {"config", "options", "disks", "recovered"},
     {"share"},

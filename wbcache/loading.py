@@ -271,9 +271,7 @@ class _Loader:
 
     def result(self) -> Loaded:
         tree, journal = self._tree, self._journal
-        for start, stop in json.loads(str(journal.get_meta("skipped") or "[]")):
-            tree.skipped.add(start, stop)
-            tree.seq = max(tree.seq, stop)
+        tree.skipped.load(json.loads(str(journal.get_meta("skipped") or "[]")))
         intents = [(row[0], Intent(*row[1:])) for row in journal.rows("intent")]
         # Files that were removed while they were open died with the daemon. Of those that were just
         # going to the share, the share may have a trace.

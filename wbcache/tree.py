@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 
-from wbcache.extents import Extents
 from wbcache.node import ROOT_INO, Directory, Dirty, Node
 from wbcache.order import OrderedLog
-
-_MANY_SKIPPED = 1000
+from wbcache.skipped import Skipped
 
 Name = tuple[Directory, bytes]
 """A name: a directory and an entry in it."""
@@ -55,13 +53,7 @@ class Tree:
         self.holding: set[Node] = set()
         """Dirty nodes that are not counted, because they are still written or quarantined; they
         hold back only removals near them."""
-        self.skipped = Extents()
-        """The operations between a file's making and its removal, when the share never saw it:
-        see `effective`."""
-        self.scratch_age = 0.0
-        """Seconds; what is removed sooner than this after it was made leaves no trace."""
-        self.skipped_unsaved = False
-        """Whether the journal does not know `skipped` as it is."""
+        self.skipped = Skipped()
         self.touched: set[Item] = set()
         """What changed since the flusher last looked."""
         self.wake: Callable[[], None] = lambda: None
@@ -181,8 +173,8 @@ class Tree:
             if not old.links:
                 old.dropped = directory, name, self.seq
                 self.dirty.discard(old)
-                if counted and old.dirty and now - old.dirty.first >= self.scratch_age:
-                    self._skip(counted)
+                if counted and old.dirty and now - old.dirty.first >= self.skipped.scratch_age:
+                    self._skip(old, counted)
             self.touch_item(old)
         if node is not None:
             self._uncount(node)
@@ -339,29 +331,16 @@ class Tree:
                     parent.busy_dirs.discard(directory)
             directory = parent
 
-    def _skip(self, since: int) -> None:
-        """What was made at ``since`` has just been removed, and the share never saw it."""
-        self.skipped.add(since, self.seq + 1)
-        if len(self.skipped) > _MANY_SKIPPED:
-            oldest = min((change.seq for change in self.changes.values()), default=self.seq)
-            for node in self.dirty:
-                oldest = min(oldest, node.dirty.since if node.dirty else oldest)
-            self.skipped.remove(0, oldest)
-        self.skipped_unsaved = True
+    def _skip(self, node: Node, since: int) -> None:
+        self.skipped.add(node, since, self.seq)
+        if self.skipped.is_long:
+            pending = [change.seq for change in self.changes.values()]
+            pending += [n.dirty.since for n in self.dirty if n.dirty is not None]
+            self.skipped.forget_before(min(pending, default=self.seq))
 
     def _forget_skipped(self) -> None:
         if self.skipped and not self.changes and not self.dirty:
-            self.skipped = Extents()
-            self.skipped_unsaved = True
-
-    def effective(self, seq: int) -> int:
-        """The number under which a removal or replacement of older data is ordered.
-
-        It waits for the files made before it. When such a file is removed before the share ever
-        had it, it waits in its place for what was made until then: a checkpoint whose successor
-        was rotated away while the share was slow stays until there is another one.
-        """
-        return self.skipped.end_of(seq)
+            self.skipped.clear()
 
     def latest_before(
         self, seq: int, exclude: Node | None = None, besides: Container[object] = ()

@@ -102,7 +102,7 @@ class Volume:
             idle_delay=config.flush.idle_delay,
             max_age=config.flush.max_age,
         )
-        tree.scratch_age = config.flush.idle_delay
+        tree.skipped.scratch_age = config.flush.idle_delay
         self.next_gen = 1
         self.share_clock = 0
         """Counts the changes we have made on the share; listings are dated by it."""
@@ -146,7 +146,7 @@ class Volume:
         who must not acknowledge the operation.
         """
         try:
-            if self.tree.skipped_unsaved:
+            if self.tree.skipped.unsaved:
                 self._save_skipped()
             self.journal.save(*items, extra=extra)
         except OSError:
@@ -157,8 +157,8 @@ class Volume:
 
     def _save_skipped(self) -> None:
         """Before the transaction that needs it: too much of it only makes removals wait."""
-        self.journal.set_meta("skipped", json.dumps(list(self.tree.skipped)))
-        self.tree.skipped_unsaved = False
+        self.journal.set_meta("skipped", json.dumps(self.tree.skipped.rows()))
+        self.tree.skipped.unsaved = False
 
     def commit_outcome(self, *items: Item, extra: Callable[[], None] | None = None) -> None:
         """Store what has happened on the share; it can't be undone, so it is tried again later."""

@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -183,14 +184,19 @@ def test_an_overwrite_whose_bytes_are_on_their_way_is_overwritten_again(
     stage: Stage, tmp_path: Path
 ) -> None:
     versions = [blob(f"{n}", 3_000_000) for n in range(4)]
+    threads = []
     stage.share.set(latency_ms=5, bandwidth_mb=40)
     (stage.path / "last.pt").write_bytes(versions[0])
     stage.flush()
     for version in versions[1:]:
         (stage.path / "last.pt").write_bytes(version)
         mark = stage.share.mark()
-        stage.mount.client.flush([os.fsencode(f"{stage.name}/last.pt")], 0.05)
+        thread = threading.Thread(target=stage.flush, args=("last.pt",))
+        thread.start()
+        threads.append(thread)
         stage.share.wait_for("write", f"{stage.name}/.wbcache-*", since=mark)
+    for thread in threads:
+        thread.join()
     stage.settle()
     found = [read(top / "last.pt") for top in stage.states(tmp_path / "replay")]
     assert set(found) <= {None, *versions}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_the_order_survives_a_kill(stage: Stage, tmp_path: Path) -> None:
         for old, new in itertools.pairwise(names):
             (stage.path / new).write_bytes(steps[new])
             (stage.path / old).unlink()
-        stage.mount.kill()
+        os.kill(stage.mount.pid, signal.SIGKILL)
+    stage.mount.kill()  # it ends once nothing of it hangs on the share any more
     stage.mount.remount()
     stage.settle()
     never_without(stage, tmp_path / "again", lambda top: any(top.glob("step-*.ckpt")))

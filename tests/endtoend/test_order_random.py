@@ -17,7 +17,7 @@ from tests.endtoend.stage import Stage
 
 pytestmark = pytest.mark.timeout(300)
 
-CONFIG = {"flush": {"idle_delay": "0", "max_age": "100ms"}}
+CONFIG = {"flush": {"idle_delay": "0", "max_age": "1h"}}
 
 LOGS = ("train.log", "logs/events")
 

@@ -177,6 +177,7 @@ class FileFlusher:
         """Move a file's bytes to a temporary in ``directory``, ready to be published."""
         volume, content = self._volume, node.content
         assert content is not None
+        self.abandon(node)  # what was copied before is of no use any more
         transfer = Transfer(node, content, directory, volume.temporary_names.fresh())
         self._tree.snapshot(node)
         content.pins += 1
@@ -258,6 +259,7 @@ class FileFlusher:
         transfer, node.transfer = node.transfer, None
         if not isinstance(transfer, Transfer):
             return
+        self._tree.skipped.give_up(node)
         content = transfer.content
         content.redirty = [r for r in content.redirty if r is not transfer.redirty]
         self._volume.unpin(content)
@@ -295,6 +297,7 @@ class FileFlusher:
             self.abandon(node)
             raise
         node.transfer = None
+        tree.skipped.arrived(node)
         self.delivered(node, transfer.meta, transfer.xattrs)
         others = self.claim(node, to, signature)
         self._published(node, transfer)

@@ -183,6 +183,9 @@ class Planner:
             occupant.links or (occupant.dropped is not None and occupant.dropped[2] > dropped)
         ):
             return None  # something newer has been published there meanwhile
+        removed = self._tree.skipped.removed_at(node)
+        if removed is not None and self._tree.skipped.effective(transfer.seq, node) > removed:
+            return None  # at no moment of its life was all there that the share can still show
         waits = self._order(directory, transfer.seq, node, replaces=occupant is not None)
         return waits or Publish(node, (directory, name), occupant)
 
@@ -197,14 +200,30 @@ class Planner:
         if blocked is not None:
             return blocked
         occupant = directory.share.get(name)
-        change = self._tree.changes.get(to)
-        content = node.content
-        seq = change.seq if change is not None else content.seq if content else self._tree.seq
-        if content is not None:
-            # A file that was rewritten before the share had it may tell of what is newer.
-            seq = max(seq, content.seq)
+        seq = self._position(node, to)
+        if isinstance(transfer, Transfer) and transfer.content is not node.content:
+            # Rewritten since: what was copied is good for as long as it was in the mount.
+            dirty = node.dirty
+            until = dirty.next if dirty is not None and dirty.next else transfer.seq
+            seq = max(self._named(to), transfer.seq)
+            if self._tree.skipped.effective(seq, node) > until:
+                return Copy(node, directory)
         waits = self._order(directory, seq, node, replaces=occupant is not None)
         return waits or Publish(node, to, occupant)
+
+    def _named(self, to: Name) -> int:
+        change = self._tree.changes.get(to)
+        return change.seq if change is not None else 0
+
+    def _position(self, node: Node, to: Name) -> int:
+        """The number of the operation that gave a name its present meaning.
+
+        A file that was rewritten before the share had it may tell of what is newer than its name.
+        """
+        seq = self._named(to)
+        if node.content is not None:
+            seq = max(seq, node.content.seq)
+        return seq or self._tree.seq
 
     def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
         content, base = node.content, node.base
@@ -351,7 +370,7 @@ class Planner:
         if not replaces:
             blocker = tree.latest_below(directory, seq, node, self._besides)
             return Wait(blocker) if blocker is not None else None
-        seq = tree.effective(seq)
+        seq = tree.skipped.effective(seq, node)
         blocker = tree.latest_before(seq, node, self._besides)
         if blocker is not None:
             return Wait(blocker)

@@ -38,7 +38,7 @@ class Timing:
             return None
         if self._tree.held(item):
             return self._held_until(item)
-        if self.all_due or item.pulled or item.is_dir:
+        if self.all_due or item.pulled:
             return item.retry_at
         idle_delay, max_age = self.delays(item)
         dirty = item.dirty
