@@ -308,8 +308,8 @@ class Flusher:
         node.busy = True
         if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
             change.busy = True
-        if isinstance(step, Publish | Rename | Link | MakeDirectory):
-            step.to[0].arriving[step.to[1]] = node
+        if (at := _arrival(step)) is not None:
+            at[0].arriving[at[1]] = node
         if large:
             self._running_large += 1
         else:
@@ -337,8 +337,8 @@ class Flusher:
             node.busy = False
             if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
                 change.busy = False
-            if isinstance(step, Publish | Rename | Link | MakeDirectory):
-                del step.to[0].arriving[step.to[1]]
+            if (at := _arrival(step)) is not None:
+                del at[0].arriving[at[1]]
             if large:
                 self._running_large -= 1
             else:
@@ -470,6 +470,13 @@ class Flusher:
                 self.later.append((directory, name))
                 continue
             volume.journal.drop_temporary(name)
+
+
+def _arrival(step: Step) -> Name | None:
+    """The name that a step gives to something, other than a temporary."""
+    if isinstance(step, MakeDirectory):
+        return None if step.temporary else step.to
+    return step.to if isinstance(step, Publish | Rename | Link) else None
 
 
 def _directories(step: Step) -> list[Directory]:
