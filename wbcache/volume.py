@@ -191,6 +191,9 @@ class Volume:
             self.tree.dirty.discard(node)
             self.tree.account(node)
         self.unsynced.pop(node, None)
+        if not node.slinks and (node.sent or node.retries):
+            node.sent.clear()
+            self.commit_outcome(extra=lambda: self.journal.drop_intents_of(node.ino))
         if not node.slinks and not node.lookups:
             self.tree.nodes.pop(node.ino, None)
             if node.journaled:  # it was removed while a step on it was under way
