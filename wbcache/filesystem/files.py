@@ -15,9 +15,8 @@ import trio
 
 from wbcache.extents import END, Extents
 from wbcache.filesystem.names import error
+from wbcache.filesystem.reading import ShareReader
 from wbcache.node import META_TIMES, Content, Node
-from wbcache.share import calls
-from wbcache.share.descriptor import Descriptor
 from wbcache.volume import Volume
 
 INLINE_LIMIT = 64 << 10
@@ -43,9 +42,10 @@ class Handle:
 class Files:
     """Reads and writes of file contents."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, nursery: trio.Nursery) -> None:
         self._volume = volume
         self._tree = volume.tree
+        self.share_reader = ShareReader(volume, nursery)
         self._threaded_until = 0.0
 
     # -- opening -------------------------------------------------------------------------------
@@ -82,6 +82,7 @@ class Files:
                     self._tree.touch_item(node)
         if not node.handles:
             node.share_fd = None
+            self.share_reader.close(node)
             if not node.links:
                 self._volume.forget_if_gone(node)
 
@@ -243,7 +244,9 @@ class Files:
             if not missing:
                 break
             for a, b in missing:
-                pieces.append((a, b, await self._read_share(node, a, b)))
+                pieces.append((a, b, await self.share_reader.read(node, a, b)))
+        if len(pieces) == 1 and absent == [pieces[0][:2]] == [(offset, stop)]:
+            return pieces[0][2]
         if content is None or absent == [(offset, stop)]:
             buffer = bytearray(stop - offset)
         else:
@@ -265,37 +268,6 @@ class Files:
         data = os.pread(fd, stop - start, start)
         # Behind the cache file's end lies a hole.
         return data if len(data) == stop - start else data.ljust(stop - start, b"\0")
-
-    async def _read_share(self, node: Node, start: int, stop: int) -> bytes:
-        share = self._volume.share
-        for last in (False, True):
-            file = node.share_fd or await self._open_share(node)
-            try:
-                return await share.fetch(calls.pread, file, stop - start, start)
-            except OSError as caught:
-                if caught.errno != errno.ESTALE or last:
-                    raise
-                node.share_fd = None
-                if node.slinks:
-                    share.forget_directory(node.slinks[0][0])
-        raise AssertionError("unreachable")
-
-    async def _open_share(self, node: Node) -> Descriptor:
-        share = self._volume.share
-        while True:
-            if not node.slinks:
-                raise error(errno.EIO)
-            directory, name = node.slinks[0]
-            base = node.base
-            parent = await share.directory(directory)
-            file = await share.fetch(calls.open_file, parent, name, os.O_RDONLY)
-            if node.share_fd is not None:
-                return node.share_fd
-            if node.base is base:
-                if node.handles:
-                    node.share_fd = file
-                return file
-            # Published meanwhile: we may have opened what was replaced.
 
     # -- durability ----------------------------------------------------------------------------
 

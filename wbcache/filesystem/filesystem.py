@@ -31,7 +31,7 @@ class FileSystem:
         self._nursery = nursery
         self.listings = Listings(volume, nursery)
         self.names = Names(volume, self.listings)
-        self.files = Files(volume)
+        self.files = Files(volume, nursery)
         self.attributes = Attributes(volume, self.listings, self.files)
         self._statvfs: os.statvfs_result | None = None
         self._statvfs_at = -STATFS_TTL
