@@ -73,12 +73,16 @@ class _Settler:
     async def settle(self, intent: Intent) -> None:
         """Look at the place that an intent names; if it has happened, the share view says so."""
         directory, node = (self._tree.nodes.get(ino) for ino in (intent.parent, intent.ino))
-        if node is None:
-            return
-        self._touched.add(node)
         if not isinstance(directory, Directory) or not directory.on_share:
             return
         at = (directory, intent.name)
+        if node is None:
+            if intent.kind != "publish":
+                return
+            # It was removed here before its publish began.
+            node = Node(self._tree.allocate(), stat.S_IFREG | 0o600)
+            self._tree.add(node)
+        self._touched.add(node)
         if intent.kind == "rename":
             await self._renamed(node, at)
         elif intent.kind == "make":
