@@ -13,9 +13,10 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from wbcache.errors import CacheFormatError
+from wbcache.errors import CacheDirError, CacheFormatError
 from wbcache.extents import Extents
 from wbcache.node import Content, Directory, Node
 from wbcache.tree import Item, Name, NameChange
@@ -83,7 +84,19 @@ class Journal:
     """An open journal. Used from the event loop only; `sync` and `checkpoint` from threads too."""
 
     def __init__(self, path: str) -> None:
+        """Open or make a journal. Raises CacheFormatError, or CacheDirError for a damaged one."""
         self.path = path
+        with self._readable():
+            self._open()
+        self.changes: Mapping[Name, NameChange] = {}
+        """The tree's differing names, whose sequence numbers are stored with the names."""
+        self.unsaved: set[Item] = set()
+        """Items whose last save failed: the next transaction carries them too."""
+        self._retired: set[int] = set()
+        """Ranged generations that are nobody's any more: the next transaction removes the rows."""
+
+    def _open(self) -> None:
+        path = self.path
         new = not os.path.exists(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         # Small pages: a transaction touches two or three, and pays for whole ones.
@@ -105,14 +118,19 @@ class Journal:
             self._db.execute(f"PRAGMA user_version={FORMAT}")
         self._execute = self._db.execute
         self._wal_fd = -1
-        self.changes: Mapping[Name, NameChange] = {}
-        """The tree's differing names, whose sequence numbers are stored with the names."""
-        self.unsaved: set[Item] = set()
-        """Items whose last save failed: the next transaction carries them too."""
         self.ranged: set[int] = {row[0] for row in self._execute("SELECT gen FROM extent")}
         """Generations that have (or had, after a failure) rows of ranges."""
-        self._retired: set[int] = set()
-        """Those of them that are nobody's any more: the next transaction removes the rows."""
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise CacheDirError(
+                f"cache directory {os.path.dirname(self.path)}",
+                f"its journal can't be read ({error})",
+                "use another --cache-dir; the bytes of this one are in its data/",
+            ) from error
 
     def close(self) -> None:
         """Close the journal; everything in it is durable afterwards."""
@@ -377,13 +395,15 @@ class Journal:
 
     def get_meta(self, key: str) -> str | int | None:
         """A fact stored by `set_meta`, or None."""
-        row = self._execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        with self._readable():
+            row = self._execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
         return row[0] if row else None
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """All rows of a table, in order of its key."""
         order = {"node": "ino", "name": "parent, name", "extent": "id", "intent": "id"}
-        yield from self._execute(f"SELECT * FROM {table} ORDER BY {order.get(table, 1)}")
+        with self._readable():
+            yield from self._execute(f"SELECT * FROM {table} ORDER BY {order.get(table, 1)}")
 
 
 def extents_of(rows: Iterable[tuple[int, int, int]]) -> tuple[Extents, Extents]:

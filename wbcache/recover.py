@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sqlite3
 import tempfile
 import time
 
 from wbcache.daemon.lock import lock_cache
-from wbcache.errors import CacheFormatError, CacheInUseError, RecoverError
+from wbcache.errors import CacheDirError, CacheFormatError, CacheInUseError, RecoverError
 from wbcache.escaping import printable
 from wbcache.journal import Journal
 from wbcache.laying import Layout, Progress, is_fatal
@@ -108,10 +107,8 @@ def _load(cache_dir: str, to: str) -> tuple[Loaded, bool]:
                 journal.close()
     except CacheFormatError as error:
         raise CacheFormatError(f"cache {cache_dir}", error.why, error.hint) from None
-    except (sqlite3.Error, TypeError, ValueError, KeyError) as error:
-        raise RecoverError(
-            cache_dir, f"its journal cannot be read ({error})", "its data/ holds the bytes"
-        ) from None
+    except CacheDirError as error:
+        raise RecoverError(cache_dir, error.why, "the bytes are in its data/") from None
     except OSError as error:
         at = to if is_fatal(error) else cache_dir
         raise RecoverError(at, f"the journal cannot be copied ({error.strerror})") from None

@@ -358,11 +358,16 @@ class Executor:
 
     def _write(self, path: str, offset: int, seed: int, size: int) -> None:
         data = content(seed, size)
-        self._with(path, os.O_WRONLY, lambda fd: _whole(os.pwrite(fd, data, offset), size))
+
+        def write(fd: int) -> None:
+            os.lseek(fd, offset, os.SEEK_SET)
+            _write_all(fd, data)
+
+        self._with(path, os.O_WRONLY, write)
 
     def _append(self, path: str, seed: int, size: int) -> None:
         data = content(seed, size)
-        self._with(path, os.O_WRONLY | os.O_APPEND, lambda fd: _whole(os.write(fd, data), size))
+        self._with(path, os.O_WRONLY | os.O_APPEND, lambda fd: _write_all(fd, data))
 
     def _restart(self, path: str) -> None:
         self._with(path, os.O_WRONLY | os.O_TRUNC, lambda fd: None)
@@ -393,7 +398,7 @@ class Executor:
         self._handles[number] = os.open(self._path(path), flags)
 
     def _held_append(self, number: int, seed: int, size: int) -> None:
-        _whole(os.write(self._handles[number], content(seed, size)), size)
+        _write_all(self._handles[number], content(seed, size))
 
     def _held_fsync(self, number: int) -> None:
         os.fsync(self._handles[number])
@@ -402,6 +407,9 @@ class Executor:
         os.close(self._handles.pop(number))
 
 
-def _whole(done: int, size: int) -> None:
-    if done != size:
-        raise OSError(errno.EIO, f"a write of {size} bytes took only {done}")
+def _write_all(fd: int, data: bytes) -> None:
+    """A write of which a part was done before the daemon was killed fails with its rest."""
+    done = os.write(fd, data)
+    if done < len(data):
+        os.write(fd, data[done:])
+        raise OSError(errno.EIO, f"a write of {len(data)} bytes took only {done}")

@@ -250,7 +250,7 @@ def test_bad_caches_are_refused(mount: MountedCache) -> None:
     broken = mount.base / "broken"
     broken.mkdir()
     (broken / "journal.db").write_bytes(os.urandom(100_000))
-    refused(mount, broken, out, 15, "its journal cannot be read")
+    refused(mount, broken, out, 15, "its journal can't be read")
 
 
 def test_bad_targets_are_refused(mount: MountedCache) -> None:

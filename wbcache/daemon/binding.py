@@ -60,6 +60,7 @@ def bind(
     epoch = int(journal.get_meta("epoch") or 0) + 1
     bound = bool(journal.get_meta("bound"))
     nonce = str(journal.get_meta("nonce") or "")
+    nonces = (nonce, journal.get_meta("next_nonce"), None)
     warnings: list[str] = []
     foreign = False
     found = _read_id(root, uuid)
@@ -70,7 +71,7 @@ def bind(
             "and the cache holds data that has not been flushed",
             "mount the share again, or accept this directory with 'wbcache mount --rebind'",
         )
-    if found is not None and nonce and found.get("nonce") not in (nonce, None):
+    if found is not None and nonce and found.get("nonce") not in nonces:
         # Another machine has used a copy of this cache since: what it left is its own.
         log.warning("this cache was copied; it gets an id of its own")
         uuid, foreign, found = secrets.token_hex(16), True, None
@@ -93,6 +94,7 @@ def bind(
         try:
             # The journal first: if the id file alone were new, we would take it for a copy's.
             journal.set_meta("uuid", uuid)
+            journal.set_meta("next_nonce", fresh)
             own = _write_id(root, uuid, record)
             journal.set_meta("nonce", fresh)
             journal.set_meta("epoch", epoch)

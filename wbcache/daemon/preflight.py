@@ -12,7 +12,6 @@ by those who open it.
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from shutil import which
 import wbcache
 from wbcache.config import Config
 from wbcache.control import registry
+from wbcache.daemon.lock import is_being_killed
 from wbcache.disks import default_cache_dir, existing_part
 from wbcache.errors import CacheDirError, FuseError, MountpointError, SourceError
 from wbcache.mounts import (
@@ -337,23 +337,8 @@ def _is_abandoned(entry: MountEntry) -> bool:
         return state == "dead"
     record = registry.find(entry.mountpoint)
     return (
-        record is not None
-        and record.mountpoint == entry.mountpoint
-        and _is_being_killed(record.pid)
+        record is not None and record.mountpoint == entry.mountpoint and is_being_killed(record.pid)
     )
-
-
-def _is_being_killed(pid: int) -> bool:
-    """Whether a process has ended but for threads that wait for a system call to return."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            fields = dict(line.split(":", 1) for line in file if ":" in line)
-    except OSError:
-        return False
-    if fields.get("State", "").split()[:1] == ["Z"]:
-        return True
-    pending = int(fields.get("SigPnd", "0"), 16) | int(fields.get("ShdPnd", "0"), 16)
-    return bool(pending >> (signal.SIGKILL - 1) & 1)
 
 
 def _list_directory(path: str) -> bool:

@@ -167,6 +167,13 @@ def move(
         raise
 
 
+def check(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
+    """Raise ConflictError when a name is not as we know it."""
+    st = calls.lstat_or_none(parent, name)
+    if st is not None and not accepts(st):
+        raise ConflictError
+
+
 def _check_replaceable(
     source: Descriptor,
     old: bytes,

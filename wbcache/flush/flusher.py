@@ -389,9 +389,9 @@ class Flusher:
         ours: Node | None = step.node
         if isinstance(step, Publish | Rename | Link | MakeDirectory):
             at = step.to
-        elif isinstance(step, Remove):
+        elif isinstance(step, Remove | Park):
             at, ours = step.at, None
-        elif isinstance(step, InPlace | Park | SetAttributes):
+        elif isinstance(step, InPlace | SetAttributes):
             at = step.at
         else:
             return None

@@ -144,6 +144,9 @@ class NameFlusher:
     async def park(self, node: Node, at: Name) -> None:
         """Move what has a name on the share aside, so that another node can take it."""
         temporary = self._volume.temporary_names.fresh()
+        parent = await self._share.directory(at[0], flush=True)
+        # Another writer's file must not be hidden: it would be taken for ours from then on.
+        await self._share.work(blocking.check, parent, at[1], self._files.accepts(node))
         await self.rename(node, at, (at[0], temporary), None)
 
     async def link(self, node: Node, old: Name, to: Name, occupant: Node | None) -> None:
@@ -184,7 +187,10 @@ class NameFlusher:
                 blocking.remove_directory, parent, name, volume.temporary_names.is_ours
             )
         else:
-            await share.work(blocking.remove_file, parent, name, self._files.accepts(node))
+            accepts = self._files.accepts(node)
+            if volume.temporary_names.is_ours(name):
+                accepts = _is_anything  # it was parked there, and is nobody else's
+            await share.work(blocking.remove_file, parent, name, accepts)
         self._tree.set_share(directory, name, None, volume.clock())
         volume.changed_on_share(directory, name)
         volume.commit_outcome(at, node)
@@ -205,6 +211,10 @@ class NameFlusher:
         volume.commit_outcome(node, to, *others, *gone, extra=drop)
         for other in gone:
             volume.forget_if_gone(other)
+
+
+def _is_anything(st: os.stat_result) -> bool:
+    return True
 
 
 def _is_symlink(st: os.stat_result) -> bool:
