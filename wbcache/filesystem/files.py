@@ -53,9 +53,9 @@ class Files:
     def open(self, node: Node, flags: int) -> Handle:
         """Open a file; O_TRUNC starts a new generation. Permissions are the kernel's to check."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY
-        if writable and self._volume.read_only:
+        if (writable or flags & os.O_TRUNC) and self._volume.read_only:
             raise error(errno.EROFS)
-        if flags & os.O_TRUNC and writable:
+        if flags & os.O_TRUNC:  # also of a descriptor that can only read
             self._restart(node)
         node.handles += 1
         if node.content is not None:
