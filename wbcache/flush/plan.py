@@ -220,9 +220,11 @@ class Planner:
 
         A file that was rewritten before the share had it may tell of what is newer than its name.
         """
-        seq = self._named(to)
-        if node.content is not None:
-            seq = max(seq, node.content.seq)
+        seq, content = self._named(to), node.content
+        if content is not None:
+            seq = max(seq, content.seq)
+            if not content.whole and node.dirty is not None:
+                seq = max(seq, node.dirty.since)  # a patch, published whole
         return seq or self._tree.seq
 
     def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
