@@ -203,9 +203,11 @@ class Tree:
         for moved in (old, node):
             if moved is not None and moved.is_dir:
                 self.account(moved)
-        self._compare(directory, name, now)
+        self._compare(directory, name, now, by_share=True)
 
-    def _compare(self, directory: Directory, name: bytes, now: float) -> None:
+    def _compare(
+        self, directory: Directory, name: bytes, now: float, *, by_share: bool = False
+    ) -> None:
         key = (directory, name)
         change = self.changes.get(key)
         if self.wanted(directory, name) is directory.share.get(name):
@@ -224,7 +226,8 @@ class Tree:
             directory.unsynced += 1
             self.touch_item(key)
         else:
-            change.seq = self.seq
+            if not by_share:
+                change.seq = self.seq
             change.trouble = None
             self.touch_item(key)
 

@@ -155,12 +155,15 @@ class ShareReader:
     async def _open(self, node: Node) -> Descriptor:
         share = self._share
         while True:
-            if not node.slinks:
-                raise error(errno.EIO)
-            directory, name = node.slinks[0]
             base = node.base
-            parent = await share.directory(directory)
-            file = await share.fetch(calls.open_file, parent, name, os.O_RDONLY)
+            try:
+                file = await self._volume.at_place(node, share.fetch, calls.open_file, os.O_RDONLY)
+            except FileNotFoundError:
+                if node.share_fd is not None:
+                    return node.share_fd  # it was opened just before it was removed
+                if node.slinks:
+                    raise
+                raise error(errno.EIO) from None
             if node.share_fd is not None:
                 return node.share_fd
             if node.base is base:

@@ -1,0 +1,166 @@
+"""A volume on two local directories, put together as the daemon does it but without a mount.
+
+Opening the same cache directory again is what a start after a kill does: whatever was committed to
+the journal and written to cache files is there, nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from wbcache.config import Config, FlushConfig, RetryConfig
+from wbcache.daemon.recovery import settle_intents
+from wbcache.filesystem import FileSystem
+from wbcache.flush.flusher import Flusher
+from wbcache.journal import Journal
+from wbcache.loading import Loaded, load
+from wbcache.share.capabilities import Capabilities
+from wbcache.share.names import TemporaryNames, is_hidden
+from wbcache.share.share import Share
+from wbcache.store import Store
+from wbcache.volume import Volume
+
+QUICK = Config(flush=FlushConfig(idle_delay=0.02, max_age=0.1, retry=RetryConfig(0.05, 0.2)))
+"""Settings under which things happen while a test looks."""
+
+Entry = tuple[str, bytes, int, int, int]
+"""Kind, bytes or target, permissions, mtime (ns; 0 for directories), number of its link group."""
+
+
+def open_volume(
+    share: str,
+    cache: str,
+    *,
+    config: Config = QUICK,
+    capabilities: Capabilities | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    share_type: type[Share] = Share,
+    volume_type: type[Volume] = Volume,
+    store: Store | None = None,
+) -> tuple[Volume, Loaded]:
+    """Open (or make) the cache of a share; `close_volume` gives its descriptors back."""
+    os.makedirs(cache, exist_ok=True)
+    journal = Journal(os.path.join(cache, "journal.db"))
+    if store is None:
+        store = Store(os.path.join(cache, "data"))
+    loaded = load(journal, store, clock)
+    epoch = int(journal.get_meta("epoch") or 0) + 1
+    journal.set_meta("epoch", epoch)
+    root_fd = os.open(share, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    reached = share_type(
+        root_fd,
+        lookup_deadline=config.share.lookup_deadline,
+        deadline=config.share.deadline,
+        workers=config.flush.workers + config.flush.small_workers + 4,
+        clock=clock,
+    )
+    reached.stable_ino = True
+    tree = loaded.tree
+    reached.hold_root(tree.root)
+    st = os.fstat(root_fd)
+    tree.root.mode, tree.root.uid, tree.root.gid = st.st_mode, st.st_uid, st.st_gid
+    journal.changes = tree.changes
+    volume = volume_type(
+        tree,
+        journal,
+        store,
+        reached,
+        config,
+        temporary_names=TemporaryNames("0123abcd", epoch),
+        clock=clock,
+    )
+    volume.next_gen = loaded.next_gen
+    volume.capabilities = capabilities or Capabilities()
+    return volume, loaded
+
+
+def close_volume(volume: Volume) -> None:
+    """Close journal and store; the object is of no use afterwards."""
+    volume.journal.close()
+    volume.store.close()
+    volume.tree.root.share_dirfd = None
+
+
+class Mounted:
+    """An open volume with its file system and flusher, running in a trio nursery."""
+
+    def __init__(self, volume: Volume, filesystem: FileSystem, flusher: Flusher) -> None:
+        self.volume = volume
+        self.filesystem = filesystem
+        self.flusher = flusher
+
+    async def drain(self, deadline: float = 30.0) -> None:
+        """Wait until the share has everything; an AssertionError says what does not move."""
+        flusher = self.flusher
+        flusher.drain()
+        with trio.move_on_after(deadline) as scope:
+            while flusher.unfinished() or flusher.running or self.volume.strays:
+                with trio.move_on_after(0.02):
+                    async with flusher.idle:
+                        await flusher.idle.wait()
+        assert not scope.cancelled_caught, f"not drained: {flusher.unfinished()}"
+
+
+@asynccontextmanager
+async def mounted(
+    share: str,
+    cache: str,
+    *,
+    config: Config = QUICK,
+    capabilities: Capabilities | None = None,
+) -> AsyncIterator[Mounted]:
+    """A volume that is served and flushed. Leaving the block ends it as a kill would: nothing more
+    is flushed, and calls under way on the share are not waited for."""
+    volume, loaded = open_volume(share, cache, config=config, capabilities=capabilities)
+    try:
+        async with trio.open_nursery() as nursery:
+            filesystem = FileSystem(volume, nursery)
+            flusher = Flusher(volume, filesystem.listings.gone)
+
+            async def settle_and_flush() -> None:
+                await settle_intents(volume, loaded)
+                await flusher.run()
+
+            nursery.start_soon(settle_and_flush)
+            yield Mounted(volume, filesystem, flusher)
+            nursery.cancel_scope.cancel()
+    finally:
+        close_volume(volume)
+
+
+def snapshot(top: str) -> dict[str, Entry]:
+    """Everything below a directory by its path, wbcache's own names included."""
+    found: dict[str, Entry] = {}
+    groups: dict[tuple[int, int], int] = {}
+
+    def visit(directory: str, prefix: str) -> None:
+        with os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda e: e.name):
+                st = entry.stat(follow_symlinks=False)
+                permissions = stat.S_IMODE(st.st_mode)
+                group = groups.setdefault((st.st_dev, st.st_ino), len(groups))
+                path = prefix + entry.name
+                if stat.S_ISDIR(st.st_mode):
+                    found[path] = ("directory", b"", permissions, 0, group)
+                    visit(entry.path, path + "/")
+                elif stat.S_ISLNK(st.st_mode):
+                    target = os.fsencode(os.readlink(entry.path))
+                    found[path] = ("symlink", target, permissions, st.st_mtime_ns, group)
+                else:
+                    with open(entry.path, "rb") as file:
+                        data = file.read()
+                    found[path] = ("file", data, permissions, st.st_mtime_ns, group)
+
+    visit(top, "")
+    return found
+
+
+def leftovers(found: dict[str, Entry]) -> list[str]:
+    """The names in a snapshot that are wbcache's own."""
+    return [p for p in found if is_hidden(os.fsencode(os.path.basename(p)), at_root="/" not in p)]
