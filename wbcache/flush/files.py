@@ -228,7 +228,7 @@ class FileFlusher:
             attributes = attributes._replace(mode=stat.S_IMODE(node.mode))
         transfer.meta, transfer.xattrs = self.take(node)
         st = await self._share.work(blocking.finish, file, transfer.size, attributes)
-        transfer.signature = volume.signature(st)
+        transfer.signature, transfer.times = volume.signature(st), attributes.times
 
     async def _send(
         self, node: Node, transfer: Transfer, file: Descriptor, ranges: list[tuple[int, int]]
@@ -365,6 +365,7 @@ class FileFlusher:
         content.clean = Extents((0, content.base_limit))
         for start, stop in content.dirty:
             content.clean.remove(start, stop)
+        _note_times(node, transfer.times)
         volume.note_clean(content, size)
 
     # -- in place ------------------------------------------------------------------------------
@@ -432,6 +433,7 @@ class FileFlusher:
         node.base = volume.signature(st)
         node.sent.clear()
         node.attrs_at = volume.clock()
+        _note_times(node, attributes.times)
         volume.changed_on_share(directory, name)
         tree.settle(node, volume.clock())
         journal = volume.journal
@@ -444,6 +446,12 @@ class FileFlusher:
                 journal.drop_xattrs(node.ino)
 
         volume.commit_outcome(node, extra=store)
+
+
+def _note_times(node: Node, sent: tuple[int, int] | None) -> None:
+    """What was written during a flush may have been cut off again: only its time is left of it."""
+    if not node.content_dirty and sent is not None and sent[1] != node.mtime:
+        node.meta |= META_TIMES
 
 
 def _is_changing(node: Node) -> bool:

@@ -27,6 +27,7 @@ class Transfer:
         "signature",
         "size",
         "temporary",
+        "times",
         "xattrs",
     )
 
@@ -44,6 +45,8 @@ class Transfer:
         self.meta = 0
         """The attribute bits that it carries."""
         self.xattrs: dict[bytes, bytes | None] = {}
+        self.times: tuple[int, int] | None = None
+        """The access and modification times that it carries, nanoseconds."""
         self.signature: Signature | None = None
         """What the share reports of the finished temporary; None while bytes move."""
 
