@@ -6,6 +6,7 @@ and numbers. `Model.apply` carries it out in memory, `operations.execute` on a r
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import stat
@@ -231,6 +232,24 @@ def differences(
     inodes: dict[int, File] = {}
     _compare_directory(directory, model.root, found, hidden, inodes if links else None)
     return found
+
+
+def after_kill(directory: str, model: Model, under_way: Operation | None) -> Model:
+    """The model that a directory agrees with after a kill: the operation that was under way has
+    happened, or has not. Raises AssertionError with the differences when it agrees with neither.
+    """
+    wrong = differences(directory, model)
+    if not wrong:
+        return model
+    for possible in [under_way, *model.parts(under_way)] if under_way else []:
+        done = copy.deepcopy(model)
+        done.apply(possible)
+        wrong_when_done = differences(directory, done)
+        if not wrong_when_done:
+            return done
+        if possible is under_way:
+            wrong = [*wrong, f"or, with {under_way}:", *wrong_when_done]
+    raise AssertionError("after a kill:\n" + "\n".join(wrong[:20]))
 
 
 def _compare_directory(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import pickle
@@ -14,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.model import Model, Operation, differences
+from tests.crash.model import Model, Operation, after_kill, differences
 from tests.crash.mounting import MountedCache, leftovers
 
 WORKERS = 3
@@ -169,21 +168,10 @@ class Rounds:
     def _check(self, under_way: dict[str, Operation]) -> None:
         for worker in self._workers:
             directory = str(self._mount.mountpoint / worker.name)
-            wrong = differences(directory, worker.model)
-            if not wrong:
-                continue
-            operation = under_way.get(worker.name)
-            for possible in [operation, *worker.model.parts(operation)] if operation else []:
-                done = copy.deepcopy(worker.model)
-                done.apply(possible)
-                wrong_when_done = differences(directory, done)
-                if not wrong_when_done:
-                    worker.model = done
-                    break
-                if possible is operation:
-                    wrong = [*wrong, f"or, with {operation}:", *wrong_when_done]
-            else:
-                raise AssertionError(self._describe(f"{worker.name} differs after a kill", wrong))
+            try:
+                worker.model = after_kill(directory, worker.model, under_way.get(worker.name))
+            except AssertionError as error:
+                raise AssertionError(self._describe(worker.name, [str(error)])) from None
 
     def _describe(self, what: str, wrong: list[str]) -> str:
         lines = [f"seed {self._seed}, round {self._round}: {what}", *wrong[:20], self._mount.log()]

@@ -20,7 +20,8 @@ SEED = "WBCACHE_CRASH_SEED"
 pytestmark = [pytest.mark.usefixtures("fuse")]
 
 
-def _seed() -> int:
+def seed_of_run() -> int:
+    """From the environment, or a new one; it is printed."""
     seed = int(os.environ.get(SEED) or random.randrange(1 << 32))
     print(f"{SEED}={seed}")
     return seed
@@ -36,7 +37,7 @@ def _slow_share(base: Path) -> Iterator[Path]:
 
 
 def _run(base: Path, source: Path | None, rounds: int) -> None:
-    seed = _seed()
+    seed = seed_of_run()
     with MountedCache(base, source) as mount:
         work = Rounds(mount, seed)
         try:

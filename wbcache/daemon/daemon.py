@@ -156,8 +156,9 @@ class Daemon:
                 log.debug("%s stays as it is: %s", path, error)
 
     async def _announce(self, ready: Callable[[], None]) -> None:
-        # The mount answers when its root can be looked at from outside of the event loop.
-        await trio.to_thread.run_sync(os.stat, self._mountpoint, abandon_on_cancel=True)
+        # A process of its own looks whether the mount answers: a thread of ours that waits for our
+        # own answer could not be killed.
+        await trio.run_process(["/bin/sh", "-c", 'test -d "$0"', self._mountpoint])
         self._tune()
         ready()
 
