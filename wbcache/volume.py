@@ -126,6 +126,8 @@ class Volume:
         """Files written since they were last durable, and since when (monotonic seconds)."""
         self._trash: list[str] = []
         self._journal_sync: _Sync | None = None
+        for node in list(tree.nodes.values()):
+            self.policy_changed(node)
 
     def report(self, text: str) -> None:
         """Tell the operator, in the log and in `status`."""

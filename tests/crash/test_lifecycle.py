@@ -207,6 +207,22 @@ def test_a_killed_daemon_that_still_waits_for_the_share_is_waited_for(tmp_path: 
         assert on_share(mount) == {"file": "survives"}
 
 
+def test_what_a_policy_keeps_from_the_share_stays_here_after_a_kill(mount: MountedCache) -> None:
+    mount.configure(idle_delay="0s")
+    with open(mount.config, "a") as config:
+        config.write('policies: [{match: "**/*.tmp", flush: never}]\n')
+    mount.mounted()
+    (mount.mountpoint / "scratch.tmp").write_text("local")
+    (mount.mountpoint / "result").write_text("wanted")
+    for _ in range(2):
+        mount.kill()
+        mount.wait_for_end()
+        mount.mounted()
+        assert (mount.mountpoint / "scratch.tmp").read_text() == "local"
+    mount.drained()
+    assert on_share(mount) == {"result": "wanted"}
+
+
 # -- the share of a cache ----------------------------------------------------------------------
 
 
