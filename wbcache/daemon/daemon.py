@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,12 @@ MAX_TASKS = 1024
 
 CHECKPOINT_INTERVAL = 5.0
 PROGRESS_INTERVAL = 0.2
+LOOK_INTERVAL = 0.02
+"""Seconds between two looks at whether a flush has ended."""
+
+COUNTING = 20
+"""What is left is counted no more often than after this many times the time that it takes."""
+
 FREEZE_LIMIT = 0.2
 """Seconds for which a client killed in mid-request can stop the whole daemon, see `unfreeze`."""
 
@@ -231,11 +238,13 @@ class Daemon:
         self._drained.set()
 
     async def _wait_for(
-        self, remaining: Callable[[], list[Item]], progress: Progress
+        self, remaining: Callable[[], list[Item]], progress: Progress, *, all_else: bool = True
     ) -> list[Item]:
-        """Wait until nothing remains but what the share refuses for good."""
+        """Wait until nothing remains but what the share refuses for good, and, with ``all_else``,
+        nothing else is under way either."""
         sent = self._flusher.files.bytes_sent
         while True:
+            began = time.perf_counter()
             left = remaining()
             size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
             progress(len(left), size, self._flusher.files.bytes_sent - sent)
@@ -243,13 +252,10 @@ class Daemon:
             if flusher.is_stalled and not flusher.suspended:
                 return left
             settled = not flusher.running and not self._volume.strays
-            if settled and all(flusher.is_hopeless(item) for item in left):
+            if (settled or not all_else) and all(flusher.is_hopeless(item) for item in left):
                 return left
-            with trio.move_on_after(PROGRESS_INTERVAL):
-                async with self._flusher.idle:
-                    await self._flusher.idle.wait()
-            if len(left) > 1000:
-                await trio.sleep(PROGRESS_INTERVAL)  # counting them takes a while
+            # With very many files counting takes long; the flush itself must have the time.
+            await trio.sleep(max(LOOK_INTERVAL, COUNTING * (time.perf_counter() - began)))
 
     # -- control -------------------------------------------------------------------------------
 
@@ -287,7 +293,7 @@ class Daemon:
             self._flusher.pull(item)
         left: list[Item] = []
         with trio.move_on_after(timeout if timeout is not None else float("inf")) as scope:
-            left = await self._wait_for(remaining, progress)
+            left = await self._wait_for(remaining, progress, all_else=False)
         if scope.cancelled_caught:
             left = remaining()
         return report.rows(self._filesystem, left)
@@ -351,10 +357,12 @@ class Daemon:
         await self._unmounted.wait()
         sent = self._flusher.files.bytes_sent
         while not self._drained.is_set():
+            began = time.perf_counter()
             left = self._flusher.unfinished()
             size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
             progress(len(left), size, self._flusher.files.bytes_sent - sent)
-            with trio.move_on_after(PROGRESS_INTERVAL):
+            pause = max(PROGRESS_INTERVAL, COUNTING * (time.perf_counter() - began))
+            with trio.move_on_after(pause):
                 await self._drained.wait()
         return report.rows(self._filesystem, self._remaining)
 

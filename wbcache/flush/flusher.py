@@ -89,8 +89,6 @@ class Flusher:
         self._running_large = 0
         self.later: list[Name] = []
         """Temporaries whose removal failed; tried again at the next drain or mount."""
-        self.idle = trio.Condition()
-        """Notified whenever steps have ended."""
         volume.tree.wake = self.wake
 
     # -- for others ----------------------------------------------------------------------------
@@ -354,8 +352,6 @@ class Flusher:
         self._tree.touch_item(node)
         self.hurry()
         self._volume.forget_if_gone(node)
-        async with self.idle:
-            self.idle.notify_all()
 
     async def _do(self, step: Step) -> None:
         if isinstance(step, Remove):
