@@ -44,6 +44,7 @@ class Stage:
 
     def put_hole(self, name: str, size: int) -> None:
         """A file of zeros on the share that takes no room."""
+        (self.backing / name).parent.mkdir(exist_ok=True, parents=True)
         with open(self.backing / name, "wb") as file:
             file.truncate(size)
 
