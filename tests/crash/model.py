@@ -221,17 +221,16 @@ def _store(file: File, offset: int, data: bytes) -> None:
 
 
 def differences(
-    directory: str, model: Model, *, hidden: tuple[str, ...] = (), links: bool = True
+    directory: str, model: Model, *, hidden: tuple[str, ...] = (), on_share: bool = False
 ) -> list[str]:
     """How a real directory differs from a model; nothing when it does not.
 
-    ``hidden`` names of the top directory are not looked at. Without ``links`` names of one file may
-    be separate files.
+    ``hidden`` names of the top directory are not looked at. ``on_share``: the times of directories
+    are not compared, since there a file's new content may be a new file.
     """
-    found: list[str] = []
-    inodes: dict[int, File] = {}
-    _compare_directory(directory, model.root, found, hidden, inodes if links else None)
-    return found
+    comparison = _Comparison(on_share)
+    comparison.directory(directory, model.root, hidden)
+    return comparison.found
 
 
 def after_kill(directory: str, model: Model, under_way: Operation | None) -> Model:
@@ -252,65 +251,68 @@ def after_kill(directory: str, model: Model, under_way: Operation | None) -> Mod
     raise AssertionError("after a kill:\n" + "\n".join(wrong[:20]))
 
 
-def _compare_directory(
-    path: str,
-    wanted: Dir,
-    found: list[str],
-    hidden: tuple[str, ...],
-    inodes: dict[int, File] | None,
-) -> None:
-    names = set(os.listdir(path)) - set(hidden)
-    for name in sorted(names - wanted.entries.keys()):
-        found.append(f"{path}/{name}: should not be there")
-    for name, entry in wanted.entries.items():
-        if name not in names:
-            found.append(f"{path}/{name}: missing")
-            continue
-        _compare(f"{path}/{name}", entry, found, inodes)
+class _Comparison:
+    def __init__(self, on_share: bool) -> None:
+        self.found: list[str] = []
+        self._on_share = on_share
+        self._files: dict[int, File] = {}
+        self._inodes: dict[File, int] = {}
 
+    def directory(self, path: str, wanted: Dir, hidden: tuple[str, ...] = ()) -> None:
+        """Compare what is in a directory."""
+        names = set(os.listdir(path)) - set(hidden)
+        for name in sorted(names - wanted.entries.keys()):
+            self.found.append(f"{path}/{name}: should not be there")
+        for name, entry in wanted.entries.items():
+            if name in names:
+                self._entry(f"{path}/{name}", entry)
+            else:
+                self.found.append(f"{path}/{name}: missing")
 
-def _compare(path: str, entry: Entry, found: list[str], inodes: dict[int, File] | None) -> None:
-    try:
-        st = os.lstat(path)
-    except OSError as error:
-        found.append(f"{path}: listed, but {error.strerror}")
-        return
-    kinds = {File: stat.S_IFREG, Dir: stat.S_IFDIR, Link: stat.S_IFLNK}
-    if stat.S_IFMT(st.st_mode) != kinds[type(entry)]:
-        found.append(f"{path}: is of another type ({st.st_mode:o})")
-        return
-    if isinstance(entry, Link):
-        target = os.readlink(path)
-        if target != entry.target:
-            found.append(f"{path}: points to {target!r}, not {entry.target!r}")
-        return
-    if stat.S_IMODE(st.st_mode) != entry.mode:
-        found.append(f"{path}: has mode {stat.S_IMODE(st.st_mode):o}, not {entry.mode:o}")
-    if entry.mtime is not None and st.st_mtime_ns != entry.mtime:
-        found.append(f"{path}: has mtime {st.st_mtime_ns}, not {entry.mtime}")
-    if isinstance(entry, Dir):
-        _compare_directory(path, entry, found, (), inodes)
-        return
-    _compare_file(path, st, entry, found)
-    if inodes is not None and inodes.setdefault(st.st_ino, entry) is not entry:
-        found.append(f"{path}: shares its inode with another file")
+    def _entry(self, path: str, entry: Entry) -> None:
+        try:
+            st = os.lstat(path)
+        except OSError as error:
+            self.found.append(f"{path}: listed, but {error.strerror}")
+            return
+        kinds = {File: stat.S_IFREG, Dir: stat.S_IFDIR, Link: stat.S_IFLNK}
+        if stat.S_IFMT(st.st_mode) != kinds[type(entry)]:
+            self.found.append(f"{path}: is of another type ({st.st_mode:o})")
+            return
+        if isinstance(entry, Link):
+            target = os.readlink(path)
+            if target != entry.target:
+                self.found.append(f"{path}: points to {target!r}, not {entry.target!r}")
+            return
+        if stat.S_IMODE(st.st_mode) != entry.mode:
+            self.found.append(f"{path}: has mode {stat.S_IMODE(st.st_mode):o}, not {entry.mode:o}")
+        timed = isinstance(entry, File) or not self._on_share
+        if timed and entry.mtime is not None and st.st_mtime_ns != entry.mtime:
+            self.found.append(f"{path}: has mtime {st.st_mtime_ns}, not {entry.mtime}")
+        if isinstance(entry, Dir):
+            self.directory(path, entry)
+        else:
+            self._file(path, st, entry)
 
-
-def _compare_file(path: str, st: os.stat_result, entry: File, found: list[str]) -> None:
-    if st.st_size != len(entry.data):
-        found.append(f"{path}: has {st.st_size} bytes, not {len(entry.data)}")
-    with open(path, "rb") as file:
-        data = file.read()
-    if data != entry.data:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(data, entry.data, strict=False)) if a != b),
-            min(len(data), len(entry.data)),
-        )
-        found.append(
-            f"{path}: differs from byte {at} on ({data[at : at + 8].hex()} instead of"
-            f" {entry.data[at : at + 8].hex()}, {len(data)} bytes)"
-        )
-    names = [name for name in os.listxattr(path) if name.startswith("user.test.")]
-    xattrs = {name: os.getxattr(path, name) for name in names}
-    if xattrs != entry.xattrs:
-        found.append(f"{path}: has attributes {xattrs}, not {entry.xattrs}")
+    def _file(self, path: str, st: os.stat_result, entry: File) -> None:
+        if self._files.setdefault(st.st_ino, entry) is not entry:
+            self.found.append(f"{path}: shares its inode with another file")
+        if self._inodes.setdefault(entry, st.st_ino) != st.st_ino:
+            self.found.append(f"{path}: is another file than its other names")
+        if st.st_size != len(entry.data):
+            self.found.append(f"{path}: has {st.st_size} bytes, not {len(entry.data)}")
+        with open(path, "rb") as file:
+            data = file.read()
+        if data != entry.data:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(data, entry.data, strict=False)) if a != b),
+                min(len(data), len(entry.data)),
+            )
+            self.found.append(
+                f"{path}: differs from byte {at} on ({data[at : at + 8].hex()} instead of"
+                f" {entry.data[at : at + 8].hex()}, {len(data)} bytes)"
+            )
+        names = [name for name in os.listxattr(path) if name.startswith("user.test.")]
+        xattrs = {name: os.getxattr(path, name) for name in names}
+        if xattrs != entry.xattrs:
+            self.found.append(f"{path}: has attributes {xattrs}, not {entry.xattrs}")

@@ -89,7 +89,8 @@ class Rounds:
         self._mount.drained()
         wrong = []
         for worker in self._workers:
-            wrong += differences(str(self._mount.source / worker.name), worker.model)
+            directory = str(self._mount.source / worker.name)
+            wrong += differences(directory, worker.model, on_share=True)
         top = set(os.listdir(self._mount.source)) - {worker.name for worker in self._workers}
         wrong += [f"{name}: should not be on the share" for name in top - {".wbcache"}]
         wrong += [f"{path}: left behind" for path in leftovers(self._mount.source)]

@@ -148,7 +148,8 @@ class Scenario:
 
     def check_share(self) -> None:
         """After a drain the share holds what the mount held."""
-        wrong = differences(str(self.mount.source), self.model, hidden=(".wbcache",))
+        share = str(self.mount.source)
+        wrong = differences(share, self.model, hidden=(".wbcache",), on_share=True)
         wrong += [f"{path}: left behind" for path in leftovers(self.mount.source)]
         assert not wrong, "\n".join(wrong)
 

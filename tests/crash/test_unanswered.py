@@ -227,6 +227,7 @@ def test_attributes_that_were_on_their_way(stage: Stage) -> None:
     stage.mount.mounted()
     assert (stage.top / "dir").stat().st_mtime_ns == 2 * 10**18
     assert stage.drained() == {"file": "text", "dir": "/", "dir/made": "/"}
+    assert (stage.mount.source / "dir").stat().st_mtime_ns == 2 * 10**18
     file = stage.mount.source / "file"
     assert os.getxattr(file, "user.test") == b"value"
     assert (file.stat().st_mode & 0o777, file.stat().st_mtime_ns) == (0o600, 10**18)
