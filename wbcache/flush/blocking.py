@@ -39,6 +39,18 @@ class Attributes(NamedTuple):
     xattrs: Mapping[bytes, bytes | None]
 
 
+class Ownership(NamedTuple):
+    """Owner and mode of something new. A set-gid directory on the share gives it another group."""
+
+    uid: int
+    gid: int
+    mode: int
+
+    def fits(self, st: os.stat_result) -> bool:
+        """Whether the share has the owner right."""
+        return (st.st_uid, st.st_gid) == (self.uid, self.gid)
+
+
 Accepts = Callable[[os.stat_result], bool]
 """Whether the share's file is ours, by its attributes."""
 
@@ -89,11 +101,21 @@ def apply(path: str, attributes: Attributes) -> None:
         os.utime(path, ns=attributes.times)
 
 
-def finish(file: Descriptor, size: int, attributes: Attributes) -> os.stat_result:
-    """Complete a temporary: attributes, then fsync; returns what the share reports of it."""
-    apply(calls.proc_path(file), attributes)
+def finish(
+    file: Descriptor, size: int, attributes: Attributes, ownership: Ownership | None = None
+) -> os.stat_result:
+    """Complete a file: attributes, then fsync; returns what the share reports of it.
+
+    ``ownership`` is that of a temporary.
+    """
+    path = calls.proc_path(file)
+    apply(path, attributes)
     os.fsync(file.fd)
     st = os.fstat(file.fd)
+    if ownership is not None and not ownership.fits(st):
+        os.chown(path, ownership.uid, ownership.gid)
+        os.chmod(path, ownership.mode)
+        st = os.fstat(file.fd)
     if st.st_size != size:
         raise OSError(errno.EIO, f"the share reports {st.st_size} bytes instead of {size}")
     close(file)
@@ -236,7 +258,7 @@ def make_symlink(parent: Descriptor, name: bytes, target: bytes) -> None:
 
 
 def make_directory(
-    parent: Descriptor, name: bytes, mode: int, owner: tuple[int, int] | None
+    parent: Descriptor, name: bytes, mode: int, ownership: Ownership | None, *, chmod: bool
 ) -> tuple[os.stat_result, bool]:
     """Make a directory; returns its attributes and whether it was new."""
     new = True
@@ -246,9 +268,17 @@ def make_directory(
         new = False
         if not stat.S_ISDIR(calls.lstat(parent, name).st_mode):
             raise ConflictError from None
-    if new and owner is not None:
-        calls.set_owner(parent, name, *owner)
-    return calls.lstat(parent, name), new
+    st = calls.lstat(parent, name)
+    if not new:
+        return st, False
+    changed = False
+    if ownership is not None and not ownership.fits(st):
+        calls.set_owner(parent, name, ownership.uid, ownership.gid)
+        changed = True
+    if chmod and (changed or stat.S_IMODE(st.st_mode) != mode):
+        calls.set_mode(parent, name, mode)  # mkdir itself takes only the permissions
+        changed = True
+    return (calls.lstat(parent, name) if changed else st), True
 
 
 def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
@@ -312,7 +342,7 @@ def set_attributes(
     """Set a name's attributes; returns what the share reported before and after."""
     before = calls.lstat(parent, name)
     if is_symlink:
-        if attributes.owner is not None:
+        if attributes.owner not in (None, (before.st_uid, before.st_gid)):
             calls.set_owner(parent, name, *attributes.owner)
         if attributes.times is not None:
             calls.set_times(parent, name, *attributes.times)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from wbcache.extents import END, Extents
 from wbcache.flush import blocking
-from wbcache.flush.blocking import CHUNK, Accepts, Attributes, ConflictError
+from wbcache.flush.blocking import CHUNK, Accepts, Attributes, ConflictError, Ownership
 from wbcache.flush.transfer import SupersededError, Transfer
 from wbcache.journal import Intent
 from wbcache.node import (
@@ -110,6 +110,12 @@ class FileFlusher:
         if (new or meta & META_TIMES) and not _is_changing(node):
             times = (node.atime, node.mtime)
         return Attributes(mode, owner, times, xattrs)
+
+    def ownership(self, node: Node) -> Ownership | None:
+        """What something new on the share must have in the end, where the share lets us say."""
+        if not self._volume.capabilities.chown:
+            return None
+        return Ownership(node.uid, node.gid, stat.S_IMODE(node.mode))
 
     async def set_attributes(self, node: Node, at: Name) -> None:
         """Bring a node's attributes to the share."""
@@ -227,7 +233,9 @@ class FileFlusher:
         if not attributes.mode and not node.mode & 0o200 and volume.capabilities.chmod:
             attributes = attributes._replace(mode=stat.S_IMODE(node.mode))
         transfer.meta, transfer.xattrs = self.take(node)
-        st = await self._share.work(blocking.finish, file, transfer.size, attributes)
+        st = await self._share.work(
+            blocking.finish, file, transfer.size, attributes, self.ownership(node)
+        )
         transfer.signature, transfer.times = volume.signature(st), attributes.times
 
     async def _send(

@@ -35,14 +35,16 @@ class NameFlusher:
         if temporary:
             name = volume.temporary_names.fresh()
             volume.journal.add_temporary(parent, name)
-        owner = None
-        if volume.capabilities.chown and node.uid | node.gid:
-            owner = (node.uid, node.gid)
         self._tree.snapshot(node)
         self._intend(node, (parent, name))
         descriptor = await self._share.directory(parent, flush=True)
         st, new = await self._share.work(
-            blocking.make_directory, descriptor, name, stat.S_IMODE(node.mode), owner
+            blocking.make_directory,
+            descriptor,
+            name,
+            stat.S_IMODE(node.mode),
+            self._files.ownership(node),
+            chmod=volume.capabilities.chmod,
         )
         now = volume.clock()
         node.base = volume.signature(st)
@@ -96,6 +98,8 @@ class NameFlusher:
                     link=False,
                 )
         attributes = self._files.attributes(node, new=True)
+        if volume.capabilities.chown:
+            attributes = attributes._replace(owner=(node.uid, node.gid))
         meta, xattrs = self._files.take(node)
         try:
             _, st = await self._share.work(
