@@ -332,6 +332,11 @@ class Journal:
             ids.append(cursor.lastrowid)
         return ids
 
+    def intents_of(self, ino: int) -> list[Intent]:
+        """What was about to be done with a node and is not known to be done or given up."""
+        rows = self._execute("SELECT * FROM intent WHERE ino=? ORDER BY id", (ino,)).fetchall()
+        return [Intent(*values) for _, *values in rows]
+
     def drop_intents(self, ids: Iterable[int]) -> None:
         """The outcome of these is known and stored (inside `save`)."""
         self._db.executemany("DELETE FROM intent WHERE id=?", [(i,) for i in ids])

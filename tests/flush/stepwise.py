@@ -178,6 +178,9 @@ class SteppedFlusher(Flusher):
         """What a waiting item waits for."""
         return self._waiting.get(item)
 
+    async def _sleep(self, seconds: float) -> None:
+        await pause()
+
     def _break_circles(self, nursery: trio.Nursery) -> None:
         self._forced = True
         super()._break_circles(nursery)

@@ -216,7 +216,7 @@ class World:
                 self.tasks.resume(self.random)
             elif self.tree.touched:
                 continue
-            elif self.flusher.unfinished() and until < float("inf"):
+            elif until < float("inf") and (self.flusher.unfinished() or self.flusher.later):
                 self.now = max(self.now, until)
             else:
                 break

@@ -40,6 +40,7 @@ from wbcache.flush.plan import (
     Step,
     Wait,
 )
+from wbcache.flush.settling import Settler
 from wbcache.flush.timing import Timing
 from wbcache.flush.transfer import SupersededError
 from wbcache.node import Directory, Node
@@ -85,10 +86,13 @@ class Flusher:
         self._waiters: dict[Item, set[Item]] = {}
         self._large: deque[Item] = deque()
         self._circles_at = 0.0
+        self._steps = 0
         self._running_small = 0
         self._running_large = 0
+        """Steps that have a worker; one whose outcome is not known has none any more."""
         self.later: list[Name] = []
-        """Temporaries whose removal failed; tried again at the next drain or mount."""
+        """Temporaries whose removal failed; tried again later, and at the next mount."""
+        self._later_at = 0.0
         volume.tree.wake = self.wake
 
     # -- for others ----------------------------------------------------------------------------
@@ -159,7 +163,7 @@ class Flusher:
     @property
     def running(self) -> int:
         """Steps under way."""
-        return self._running_small + self._running_large
+        return self._steps
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -188,6 +192,9 @@ class Flusher:
             if self._due_at.get(item) == at:
                 del self._due_at[item]
                 self._make_ready(item)
+        if self.later and now >= self._later_at:
+            self._volume.strays += self.later
+            self.later.clear()
         if not self.suspended:
             self._start_steps(nursery)
             if self._volume.strays:
@@ -195,6 +202,8 @@ class Flusher:
             if self._volume.trash:
                 nursery.start_soon(self._volume.empty_trash)
         until = self._due[0][0] if self._due else math.inf
+        if self.later:
+            until = min(until, self._later_at)
         if self._waiting and self.running and not self._ready:
             until = min(until, self._circles_at)
         return until
@@ -308,6 +317,7 @@ class Flusher:
             change.busy = True
         if (at := _arrival(step)) is not None:
             at[0].arriving[at[1]] = node
+        self._steps += 1
         if large:
             self._running_large += 1
         else:
@@ -318,29 +328,17 @@ class Flusher:
         node = step.node
         error: OSError | None = None
         try:
-            await self._do(step)
-        except blocking.ConflictError:
-            error = await self._conflict(step)
-        except SupersededError:
-            pass
-        except blocking.LostTemporaryError:
-            if isinstance(step, Rename | Park):
-                error = self._source_gone(step)
-        except OSError as caught:
-            error = caught
-        except Exception as caught:
-            log.exception("a flush step failed")
-            error = OSError(errno.EIO, f"internal error: {caught}")
+            error = await self._try(step)
+            self._release_worker(large)
+            if error is not None:
+                await self._find_out(node)
         finally:
             node.busy = False
             if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
                 change.busy = False
             if (at := _arrival(step)) is not None:
                 del at[0].arriving[at[1]]
-            if large:
-                self._running_large -= 1
-            else:
-                self._running_small -= 1
+            self._steps -= 1
         if error is None:
             node.retries = 0
         else:
@@ -352,6 +350,56 @@ class Flusher:
         self._tree.touch_item(node)
         self.hurry()
         self._volume.forget_if_gone(node)
+
+    async def _try(self, step: Step) -> OSError | None:
+        """Make the calls of a step; an error of the share is returned."""
+        try:
+            await self._do(step)
+        except blocking.ConflictError:
+            return await self._conflict(step)
+        except SupersededError:
+            pass
+        except blocking.LostTemporaryError:
+            if isinstance(step, Rename | Park):
+                return self._source_gone(step)
+        except OSError as caught:
+            return caught
+        except Exception as caught:
+            log.exception("a flush step failed")
+            return OSError(errno.EIO, f"internal error: {caught}")
+        return None
+
+    def _release_worker(self, large: bool) -> None:
+        if large:
+            self._running_large -= 1
+        else:
+            self._running_small -= 1
+
+    async def _find_out(self, node: Node) -> None:
+        """A call failed, and may have been made all the same: see what the share shows.
+
+        Waits for as long as the share does not say.
+        """
+        settler = Settler(self._volume, self.files)
+        retry = self._volume.config.flush.retry
+        delay = retry.first
+        for intent in self._volume.journal.intents_of(node.ino):
+            while True:
+                try:
+                    await settler.settle(intent)
+                    break
+                except (FileNotFoundError, NotADirectoryError):
+                    break  # the directory is not there, and so nothing in it
+                except OSError as error:
+                    log.info("what became of inode %d is not known: %s", node.ino, describe(error))
+                    await self._sleep(delay)
+                    delay = min(retry.max, 2 * delay)
+        settler.finish()
+        journal = self._volume.journal
+        self._volume.commit_outcome(extra=lambda: journal.drop_moves_of(node.ino))
+
+    async def _sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
 
     async def _do(self, step: Step) -> None:
         if isinstance(step, Remove):
@@ -464,6 +512,7 @@ class Flusher:
             except OSError as error:
                 log.info("temporary %r stays for now: %s", name, describe(error))
                 self.later.append((directory, name))
+                self._later_at = volume.clock() + volume.config.flush.retry.max
                 continue
             volume.journal.drop_temporary(name)
 
