@@ -276,8 +276,7 @@ class FileFlusher:
 
     async def publish(self, node: Node, to: Name, occupant: Node | None) -> None:
         """Let a name show a finished transfer."""
-        volume, tree = self._volume, self._tree
-        transfer = node.transfer
+        volume, transfer = self._volume, node.transfer
         assert isinstance(transfer, Transfer) and transfer.signature is not None
         directory, name = to
         signature = transfer.signature
@@ -304,16 +303,31 @@ class FileFlusher:
             volume.journal.drop_intents_of(node.ino)
             self.abandon(node)
             raise
+        self.arrived(node, transfer, to)
+        volume.forget_if_gone(node)
+
+    def arrived(self, node: Node, transfer: Transfer, to: Name, *, certain: bool = True) -> None:
+        """Take over that a name shows what a transfer brought.
+
+        Unless that is ``certain``, its temporary may be there too, as a second name.
+        """
+        volume, tree, signature = self._volume, self._tree, transfer.signature
+        assert signature is not None
+        directory, name = to
+        occupant = directory.share.get(name)
         node.transfer = None
         tree.skipped.arrived(node)
         self.delivered(node, transfer.meta, transfer.xattrs)
         others = self.claim(node, to, signature)
         self._published(node, transfer)
         volume.changed_on_share(directory, name)
+        if not certain:
+            volume.strays.append((transfer.directory, transfer.temporary))
         journal = volume.journal
 
         def store() -> None:
-            journal.drop_temporary(transfer.temporary)
+            if certain:
+                journal.drop_temporary(transfer.temporary)
             journal.drop_intents_of(node.ino)
             self.keep_doubts(others)
             if node.content is not None:
@@ -326,7 +340,6 @@ class FileFlusher:
         volume.commit_outcome(node, to, *others, *gone, extra=store)
         for other in gone:
             volume.forget_if_gone(other)
-        volume.forget_if_gone(node)
 
     def claim(self, node: Node, to: Name, signature: Signature) -> list[Name]:
         """Take over that a name on the share shows what was published of a node.

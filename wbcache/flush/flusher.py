@@ -328,10 +328,11 @@ class Flusher:
         node = step.node
         error: OSError | None = None
         try:
-            error = await self._try(step)
-            self._release_worker(large)
-            if error is not None:
-                await self._find_out(node)
+            with self._volume.share.moving(node, isinstance(step, Rename | Park)):
+                error = await self._try(step)
+                self._release_worker(large)
+                if error is not None:
+                    await self._find_out(node)
         finally:
             node.busy = False
             if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
@@ -380,10 +381,11 @@ class Flusher:
 
         Waits for as long as the share does not say.
         """
-        settler = Settler(self._volume, self.files)
-        retry = self._volume.config.flush.retry
+        volume = self._volume
+        settler = Settler(volume, self.files)
+        retry = volume.config.flush.retry
         delay = retry.first
-        for intent in self._volume.journal.intents_of(node.ino):
+        for intent in volume.journal.intents_of(node.ino):
             while True:
                 try:
                     await settler.settle(intent)
@@ -394,9 +396,14 @@ class Flusher:
                     log.info("what became of inode %d is not known: %s", node.ino, describe(error))
                     await self._sleep(delay)
                     delay = min(retry.max, 2 * delay)
+            if intent.kind == "make" and volume.temporary_names.is_ours(intent.name):
+                parent = self._tree.nodes.get(intent.parent)
+                if isinstance(parent, Directory) and parent.share.get(intent.name) is node:
+                    volume.journal.drop_temporary(intent.name)
+                elif isinstance(parent, Directory):
+                    volume.strays.append((parent, intent.name))
         settler.finish()
-        journal = self._volume.journal
-        self._volume.commit_outcome(extra=lambda: journal.drop_moves_of(node.ino))
+        volume.commit_outcome(extra=lambda: volume.journal.drop_moves_of(node.ino))
 
     async def _sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
@@ -490,6 +497,9 @@ class Flusher:
                 at = at.slinks[0][0]
             try:
                 for parent, name in reversed(chain):
+                    moving = parent.share.get(name)
+                    if moving is not None and moving.busy:
+                        break
                     descriptor = await share.directory(parent, flush=True)
                     st = await share.work(calls.lstat_or_none, descriptor, name)
                     if st is None or not stat.S_ISDIR(st.st_mode):

@@ -125,21 +125,20 @@ class NameFlusher:
         source = await share.directory(old[0], flush=True)
         target = await share.directory(to[0], flush=True)
         self._tree.snapshot(node)
-        with share.moving(node):
-            await share.work(
-                blocking.move,
-                source,
-                old[1],
-                target,
-                to[1],
-                is_ours=self._files.accepts(node),
-                may_replace=self._files.accepts(occupant) if occupant is not None else None,
-                noreplace=volume.capabilities.noreplace,
-                link=False,
-            )
-            now = volume.clock()
-            self._tree.set_share(*old, None, now)
-            self._tree.set_share(*to, node, now)
+        await share.work(
+            blocking.move,
+            source,
+            old[1],
+            target,
+            to[1],
+            is_ours=self._files.accepts(node),
+            may_replace=self._files.accepts(occupant) if occupant is not None else None,
+            noreplace=volume.capabilities.noreplace,
+            link=False,
+        )
+        now = volume.clock()
+        self._tree.set_share(*old, None, now)
+        self._tree.set_share(*to, node, now)
         if isinstance(node, Directory):
             node.renamed = False
         volume.changed_on_share(*old)

@@ -49,8 +49,8 @@ class Share:
         """Whether the share's inode numbers tell one file from another for good."""
         self._moves = 0
         """How many renames of directories on the share have ended."""
-        self._moving = 0
-        """How many are under way."""
+        self._moving: set[Node] = set()
+        """Directories that are being renamed there."""
         self._moved = trio.Event()
         """Set, and replaced, when one ends."""
         self._lookups = trio.CapacityLimiter(64)
@@ -158,7 +158,7 @@ class Share:
             try:
                 opened = await ask(calls.open_chain, base, names)
             except FileNotFoundError:
-                if self._moving:
+                if any(node in self._moving for node, _ in chain):
                     await self._after_move(math.inf if flush else self.lookup_deadline)
                 elif moves == self._moves:
                     raise
@@ -176,16 +176,17 @@ class Share:
         raise OSError(errno.EAGAIN, "directories on the share keep moving")
 
     @contextmanager
-    def moving(self, node: Node) -> Iterator[None]:
-        """The node is being renamed on the share: paths through it can't be relied on."""
-        if not node.is_dir:
+    def moving(self, node: Node, moves: bool = True) -> Iterator[None]:
+        """The node is being renamed on the share, if it ``moves``: paths through it can't be relied
+        on until it is known where it is."""
+        if not moves or not node.is_dir:
             yield
             return
-        self._moving += 1
+        self._moving.add(node)
         try:
             yield
         finally:
-            self._moving -= 1
+            self._moving.discard(node)
             self._moves += 1
             moved, self._moved = self._moved, trio.Event()
             moved.set()
