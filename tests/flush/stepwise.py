@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType, coroutine
+from types import coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
 import trio
@@ -96,24 +96,6 @@ def in_steps() -> Iterator[None]:
         store._FANOUT = fanout
 
 
-class _Idle:
-    """Stands in for a condition that nobody waits for."""
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass
-
-    def notify_all(self) -> None:
-        pass
-
-
 class SteppedShare(Share):
     """A share whose foreground calls answer at once, and that a test may let fail."""
 
@@ -166,7 +148,6 @@ class SteppedFlusher(Flusher):
 
     def __init__(self, volume: Volume, gone: Callable[..., None]) -> None:
         super().__init__(volume, gone)
-        self.idle = cast(trio.Condition, _Idle())
         self._forced = False
 
     @property

@@ -44,6 +44,9 @@ PLAIN = Setting(
 )  # fmt: skip
 """Files are written once, under names of their own: nobody waits in a circle."""
 
+FLAKY = replace(HEALTHY, fault_rate=0.05)
+"""One call in twenty fails before it is made, and one after it was."""
+
 POOR = replace(
     KILLED, capabilities=Capabilities(noreplace=False, chmod=True, chown=False, xattr=False)
 )
@@ -99,9 +102,14 @@ def test_a_share_that_can_do_little(place: str, block: int) -> None:
     run_block(place, POOR, block)
 
 
+@pytest.mark.parametrize("block", range(8))
+def test_everything_arrives_though_calls_fail_and_answers_are_lost(place: str, block: int) -> None:
+    run_block(place, FLAKY, block)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("setting", [HEALTHY, KILLED, PAIRS, SWAPPED, PLAIN, POOR])
+@pytest.mark.parametrize("setting", [HEALTHY, KILLED, PAIRS, SWAPPED, PLAIN, FLAKY, POOR])
 def test_many_more(place: str, setting: Setting) -> None:
     for block in range(1000, 1200):
         run_block(place, setting, block)
