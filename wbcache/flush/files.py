@@ -182,7 +182,8 @@ class FileFlusher:
     async def copy(self, node: Node, directory: Directory) -> None:
         """Move a file's bytes to a temporary in ``directory``, ready to be published."""
         volume, content = self._volume, node.content
-        assert content is not None
+        if content is None or self._tree.held(node):
+            raise SupersededError  # truncated to nothing since the step was planned
         self.abandon(node)  # what was copied before is of no use any more
         transfer = Transfer(node, content, directory, volume.temporary_names.fresh())
         self._tree.snapshot(node)
@@ -395,7 +396,8 @@ class FileFlusher:
         """Append to the share's file, patch it, or cut it."""
         volume, tree, share = self._volume, self._tree, self._share
         content, base = node.content, node.base
-        assert content is not None
+        if content is None or content.whole:
+            raise SupersededError  # truncated to nothing since the step was planned
         directory, name = at
         size = node.size
         ranges = content.dirty.overlap(0, size)
