@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"mounts", "policy", "metrics", "tree", "listing"},
     {"config", "options", "disks", "recovered"},
     {"share"},
-    {"journal", "store", "daemon.lock"},
+    {"journal", "store", "daemon.lock", "frozen", "sharedcall"},
     {"loading", "volume", "laying"},
     {"flush"},
     {"filesystem"},

@@ -20,6 +20,7 @@ import trio
 
 from wbcache.config import Config
 from wbcache.extents import END, Extents
+from wbcache.frozen import FrozenCopy
 from wbcache.journal import EXTENT_DIRTY, Journal
 from wbcache.node import Content, Directory, Node, Signature
 from wbcache.policy import Policies
@@ -28,6 +29,7 @@ from wbcache.share.capabilities import Capabilities
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
+from wbcache.sharedcall import SharedCall
 from wbcache.store import MAX_SPARE, Store
 from wbcache.tree import Item, Tree
 
@@ -37,41 +39,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SYNC_LANE = 8
-
-
-class _Sync:
-    """One fdatasync of the journal that several callers wait for."""
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.error: BaseException | None = None
-
-
-class FrozenCopy:
-    """Ranges of a cache file as they were at one instant."""
-
-    def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
-        self.size = size
-        """Of the file, at that instant."""
-        self.ranges = ranges
-        self.fd = -1
-
-    def fill(self, directory: str, source: int) -> None:
-        """Copy the ranges to an unnamed file at the same offsets. Blocks."""
-        self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        for start, stop in self.ranges:
-            while start < stop:
-                count = os.copy_file_range(source, self.fd, stop - start, start, start)
-                if not count:
-                    break
-                start += count
-
-    def __enter__(self) -> FrozenCopy:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
 
 
 class Volume:
@@ -125,7 +92,7 @@ class Volume:
         self.unsynced: dict[Node, float] = {}
         """Files written since they were last durable, and since when (monotonic seconds)."""
         self._trash: list[str] = []
-        self._journal_sync: _Sync | None = None
+        self._journal_sync = SharedCall(journal.sync, self.local_lane)
         for node in list(tree.nodes.values()):
             self.policy_changed(node)
 
@@ -393,25 +360,7 @@ class Volume:
 
     async def sync_journal(self) -> None:
         """Make all committed transactions durable; calls made meanwhile share the next sync."""
-        running = self._journal_sync
-        if running is not None:
-            # It may have begun before our commit, so only the one after it covers that.
-            await running.done.wait()
-            later = self._journal_sync
-            if later is not None:
-                await later.done.wait()
-                if later.error is not None:
-                    raise OSError(errno.EIO, "the journal can't be synced") from later.error
-                return
-        self._journal_sync = mine = _Sync()
-        try:
-            await trio.to_thread.run_sync(self.journal.sync, limiter=self.local_lane)
-        except BaseException as error:
-            mine.error = error
-            raise
-        finally:
-            self._journal_sync = None
-            mine.done.set()
+        await self._journal_sync.run()
 
     async def sync_content(self, node: Node) -> None:
         """Make a file's bytes durable on the cache disk, and note it in the journal, which is

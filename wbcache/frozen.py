@@ -1,0 +1,32 @@
+"""What a file held at one instant, copied aside on the local disk."""
+
+from __future__ import annotations
+
+import os
+
+
+class FrozenCopy:
+    """Ranges of a cache file as they were at one instant."""
+
+    def __init__(self, size: int, ranges: list[tuple[int, int]]) -> None:
+        self.size = size
+        """Of the file, at that instant."""
+        self.ranges = ranges
+        self.fd = -1
+
+    def fill(self, directory: str, source: int) -> None:
+        """Copy the ranges to an unnamed file at the same offsets. Blocks."""
+        self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        for start, stop in self.ranges:
+            while start < stop:
+                count = os.copy_file_range(source, self.fd, stop - start, start, start)
+                if not count:
+                    break
+                start += count
+
+    def __enter__(self) -> FrozenCopy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
