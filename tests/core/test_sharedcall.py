@@ -13,7 +13,7 @@ from wbcache.sharedcall import SharedCall
 
 async def test_callers_share_the_call_that_begins_after_them() -> None:
     may_end = threading.Event()
-    calls = []
+    calls: list[int] = []
 
     def call() -> None:
         calls.append(len(calls))
@@ -34,7 +34,7 @@ async def test_callers_share_the_call_that_begins_after_them() -> None:
 
 async def test_a_failure_reaches_everybody_who_relied_on_it() -> None:
     may_end = threading.Event()
-    calls = []
+    calls: list[int] = []
 
     def call() -> None:
         calls.append(len(calls))
