@@ -20,10 +20,12 @@ from wbcache.filesystem import FileSystem
 from wbcache.flush.flusher import Flusher
 from wbcache.journal import Journal
 from wbcache.loading import Loaded, load
+from wbcache.node import Node
 from wbcache.share.capabilities import Capabilities
 from wbcache.share.names import TemporaryNames, is_hidden
 from wbcache.share.share import Share
 from wbcache.store import Store
+from wbcache.tree import Item
 from wbcache.volume import Volume
 
 QUICK = Config(flush=FlushConfig(idle_delay=0.02, max_age=0.1, retry=RetryConfig(0.05, 0.2)))
@@ -87,6 +89,19 @@ def close_volume(volume: Volume) -> None:
     volume.tree.root.share_dirfd = None
 
 
+def _state(item: Item) -> str:
+    return f"{item} {item.trouble or ''}" if isinstance(item, Node) else str(item)
+
+
+class WatchedShare(Share):
+    """A share that can tell when its threads have ended."""
+
+    @property
+    def threads(self) -> int:
+        """Threads that make calls of the flusher, abandoned ones included."""
+        return self._flush.borrowed_tokens
+
+
 class Mounted:
     """An open volume with its file system and flusher, running in a trio nursery."""
 
@@ -101,6 +116,8 @@ class Mounted:
         flusher.drain()
         with trio.move_on_after(deadline) as scope:
             while flusher.unfinished() or flusher.running or self.volume.strays:
+                stalled = flusher.is_stalled
+                assert not stalled, f"nothing moves: {[*map(_state, flusher.unfinished())]}"
                 await trio.sleep(0.005)
         assert not scope.cancelled_caught, f"not drained: {flusher.unfinished()}"
 
@@ -114,8 +131,12 @@ async def mounted(
     capabilities: Capabilities | None = None,
 ) -> AsyncIterator[Mounted]:
     """A volume that is served and flushed. Leaving the block ends it as a kill would: nothing more
-    is flushed, and calls under way on the share are not waited for."""
-    volume, loaded = open_volume(share, cache, config=config, capabilities=capabilities)
+    is flushed, and the outcome of calls under way is not stored."""
+    volume, loaded = open_volume(
+        share, cache, config=config, capabilities=capabilities, share_type=WatchedShare
+    )
+    reached = volume.share
+    assert isinstance(reached, WatchedShare)
     try:
         async with trio.open_nursery() as nursery:
             filesystem = FileSystem(volume, nursery)
@@ -129,6 +150,9 @@ async def mounted(
             yield Mounted(volume, filesystem, flusher)
             nursery.cancel_scope.cancel()
     finally:
+        with trio.CancelScope(shield=True):
+            while reached.threads:  # a killed process has no threads that go on
+                await trio.sleep(0.001)
         close_volume(volume)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from tests.flush.operations import Operations
 from tests.flush.posix import ModelFile
+from tests.flush.stepworld import SteppedWorld
+from tests.flush.world import Setting
 from wbcache.flush.plan import InPlace, Link, Publish, Remove, Rename, Step
 from wbcache.flush.transfer import Transfer
 from wbcache.node import Node
@@ -14,8 +15,15 @@ from wbcache.share.names import is_hidden
 from wbcache.tree import Item
 
 
-class Watched(Operations):
+class Watched(SteppedWorld):
     """A world in which each step and each state of the share is judged."""
+
+    def __init__(self, place: str, setting: Setting) -> None:
+        super().__init__(place, setting)
+        self.patched: set[int] = set()
+        """Inode numbers in the mount of files that were changed in place on the share."""
+        self.patched_on_share: set[int] = set()
+        """The same, as the share numbers them."""
 
     def step_begins(self, item: Item, step: Step, forced: bool) -> None:
         self.log.append(f"{'forced ' if forced else ''}{step}")

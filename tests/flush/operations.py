@@ -1,4 +1,4 @@
-"""The actions of programs: operations on the mount and its model at once, time, and kills.
+"""Operations on a mount and its model at once: the actions of programs.
 
 Each picks by chance what it acts on; when there is nothing of the kind it does nothing.
 """
@@ -169,7 +169,9 @@ class Operations(World):
     async def symlink(self) -> None:
         """Make a symbolic link."""
         parent, name = self.pick_directory(), self.random.choice(NAMES)
-        directory, target = self.model.directory(parent), self.fresh()
+        directory = self.model.directory(parent)
+        self.written += 1
+        target = f"../to {self.written}".encode()
         if name not in directory.entries:
             await self.fs.names.symlink(await self.directory(parent), name, target, 0, 0)
             directory.give(name, ModelLink(target), self.tree.seq)
@@ -222,7 +224,7 @@ class Operations(World):
         await self.node(path)
         parent = await self.directory(path[:-1])
         if isinstance(self.model.find(path), ModelDirectory):
-            self.list(await self.directory(path))
+            await self.list(await self.directory(path))
             await self.fs.names.rmdir(parent, path[-1])
         else:
             await self.fs.names.unlink(parent, path[-1])
@@ -277,7 +279,7 @@ class Operations(World):
             await self.node(new)
         at, to = await self.directory(old[:-1]), await self.directory(new[:-1])
         if isinstance(other, ModelDirectory):
-            self.list(await self.directory(new))
+            await self.list(await self.directory(new))
         await self.fs.names.rename(at, old[-1], to, new[-1], flags)
         if entry is other:
             return
@@ -361,39 +363,4 @@ class Operations(World):
 
     async def read_directory(self) -> None:
         """List a directory."""
-        self.list(await self.directory(self.pick_directory()))
-
-    async def turn(self) -> None:
-        """One turn of the flusher's loop."""
-        if not self.recovering:
-            self.flusher.turn(self.tasks.nursery)
-
-    async def resume(self) -> None:
-        """One task goes on to its next call on the share."""
-        if self.tasks:
-            self.tasks.resume(self.random)
-
-    async def run(self) -> None:
-        """Several of these."""
-        for _ in range(self.random.randint(1, 30)):
-            await self.turn()
-            await self.resume()
-
-    async def wait(self) -> None:
-        """Time passes."""
-        self.now += self.random.choice([0.5, 6.0, 40.0])
-
-    async def drain(self) -> None:
-        """Flush everything."""
-        self.settle()
-        self.compare()
-
-    async def check_mount(self) -> None:
-        """The mount shows what it should."""
-        self.compare_mount()
-
-    async def kill_now(self) -> None:
-        """Kill and start again."""
-        self.kill()
-        if self.random.random() < 0.5:
-            self.compare_mount()
+        await self.list(await self.directory(self.pick_directory()))

@@ -96,8 +96,8 @@ def execute(place: str, seed: int, setting: Setting, actions: list[Action]) -> N
             world.random = random.Random(seed)
             world.faults = False
             world.settle()
-            world.compare()
-            world.compare_mount()
+            world.perform(world.compare_share())
+            world.perform(world.compare_mount())
         except Exception as error:
             error.log = world.log  # type: ignore[attr-defined]
             raise

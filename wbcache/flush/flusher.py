@@ -162,7 +162,7 @@ class Flusher:
 
     @property
     def running(self) -> int:
-        """Steps under way."""
+        """Steps under way, with those whose outcome is not known and the removal of temporaries."""
         return self._steps
 
     # -- the loop ------------------------------------------------------------------------------
@@ -510,21 +510,28 @@ class Flusher:
 
     async def _sweep(self) -> None:
         """Remove temporaries that nothing needs."""
+        strays, self._volume.strays = self._volume.strays, []
+        self._steps += 1
+        try:
+            for directory, name in strays:
+                await self._sweep_away(directory, name)
+        finally:
+            self._steps -= 1
+
+    async def _sweep_away(self, directory: Directory, name: bytes) -> None:
         volume = self._volume
-        strays, volume.strays = volume.strays, []
-        for directory, name in strays:
-            try:
-                if directory.on_share:
-                    parent = await volume.share.directory(directory, flush=True)
-                    await volume.share.work(blocking.remove_temporary, parent, name)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                log.info("temporary %r stays for now: %s", name, describe(error))
-                self.later.append((directory, name))
-                self._later_at = volume.clock() + volume.config.flush.retry.max
-                continue
-            volume.journal.drop_temporary(name)
+        try:
+            if directory.on_share:
+                parent = await volume.share.directory(directory, flush=True)
+                await volume.share.work(blocking.remove_temporary, parent, name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.info("temporary %r stays for now: %s", name, describe(error))
+            self.later.append((directory, name))
+            self._later_at = volume.clock() + volume.config.flush.retry.max
+            return
+        volume.journal.drop_temporary(name)
 
 
 def _arrival(step: Step) -> Name | None:
