@@ -147,7 +147,7 @@ class Flusher:
                     return True
             elif at is not None:
                 change = self._tree.changes.get(at)
-                if change is None or change.trouble is not None:
+                if change is not None and change.trouble is not None:
                     return True
             if at is None or at not in self._waiting:
                 return False
