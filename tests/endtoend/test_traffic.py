@@ -94,6 +94,32 @@ def test_cutting_a_large_file_moves_nothing(stage: Stage) -> None:
     assert stage.written() + stage.read() < 1 << 20
 
 
+def test_holes_do_not_move(stage: Stage) -> None:
+    """A memory-mapped array or a database that is mostly empty."""
+    data = {0: b"header", 30_000_000: blob("middle", 10_000), 90_000_000: b"end"}
+    with open(stage.path / "sparse", "wb", buffering=0) as file:
+        file.truncate(BIG)
+        for at, part in data.items():
+            file.seek(at)
+            file.write(part)
+    stage.flush()
+    assert stage.written() < 1 << 20
+
+    with open(stage.path / "sparse", "r+b", buffering=0) as file:
+        # Bytes that the share has, cut off and covered by a hole: it must show zeros there.
+        file.truncate(30_005_000)
+        file.seek(60_000_000)
+        file.write(b"again")
+        file.truncate(BIG + 5)
+    stage.flush()
+    assert stage.written() < 2 << 20
+    expected = bytearray(BIG + 5)
+    expected[0:6] = b"header"
+    expected[30_000_000:30_005_000] = blob("middle", 10_000)[:5000]
+    expected[60_000_000:60_000_005] = b"again"
+    assert (stage.backing / "sparse").read_bytes() == expected
+
+
 def test_renaming_and_removing_what_only_the_share_has_moves_nothing(stage: Stage) -> None:
     stage.put_hole("d/big", BIG)
     stage.put("d/e/small", b"1")

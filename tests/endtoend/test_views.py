@@ -28,7 +28,7 @@ def test_inode_numbers_and_times_outlive_a_flush(stage: Stage) -> None:
     os.rename(stage.path / "d", stage.path / "renamed")
 
     def facts() -> dict[str, tuple[int, ...]]:
-        found = {}
+        found: dict[str, tuple[int, ...]] = {}
         for directory, subdirectories, files in os.walk(stage.path):
             for name in [".", *subdirectories, *files]:
                 st = os.lstat(os.path.join(directory, name))

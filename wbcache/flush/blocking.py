@@ -19,6 +19,9 @@ from wbcache.share.descriptor import Descriptor
 CHUNK = 8 << 20
 """Bytes moved in one go: bounds both memory and the time until a hang is noticed."""
 
+HOLE = 1 << 20
+"""Holes of fewer bytes are written as zeros: that is cheaper than one more call."""
+
 _PIECE = 1 << 20
 
 
@@ -64,6 +67,33 @@ def copy_range(source: int, target: Descriptor, start: int, stop: int) -> None:
             data = bytes(min(_PIECE, stop - start))
         calls.pwrite_all(target, memoryview(data), start)
         start += len(data)
+
+
+def data_ranges(source: int, start: int, stop: int, fresh: int) -> list[tuple[int, int]]:
+    """The parts of a range of a cache file that have to be copied.
+
+    From ``fresh`` on the share's file has nothing yet, so that long holes need not be written.
+    """
+    found = []
+    if start < fresh:
+        found.append((start, min(fresh, stop)))
+        start = min(fresh, stop)
+    while start < stop:
+        try:
+            data = os.lseek(source, start, os.SEEK_DATA)
+            hole = min(os.lseek(source, data, os.SEEK_HOLE), stop)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
+                found.append((start, stop))
+            break
+        if data >= stop:
+            break
+        if found and data - found[-1][1] < HOLE:
+            found[-1] = (found[-1][0], hole)
+        else:
+            found.append((data, hole))
+        start = hole
+    return found
 
 
 def append_range(source: int, target: Descriptor, start: int, stop: int) -> None:

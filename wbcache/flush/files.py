@@ -12,6 +12,8 @@ import os
 import stat
 from collections.abc import Mapping
 
+import trio
+
 from wbcache.extents import END, Extents
 from wbcache.flush import blocking
 from wbcache.flush.blocking import CHUNK, Accepts, Attributes, ConflictError, Ownership
@@ -22,6 +24,7 @@ from wbcache.node import (
     META_OWNER,
     META_TIMES,
     META_XATTR,
+    Content,
     Directory,
     Node,
     Signature,
@@ -209,7 +212,9 @@ class FileFlusher:
             carried = await self._share.work(
                 blocking.read_xattrs, await self._share.directory(old, flush=True), name
             )
-        ranges, longest = [(0, transfer.size)], 0
+        ranges, longest = await self._data(content, [(0, transfer.size)], 0), 0
+        if not ranges or ranges[-1][1] < transfer.size:
+            await self._share.work(os.ftruncate, file.fd, transfer.size)
         for _ in range(ROUNDS):
             await self._send(node, transfer, file, ranges)
             size = volume.size_of(node, content)
@@ -238,6 +243,21 @@ class FileFlusher:
             blocking.finish, file, transfer.size, attributes, self.ownership(node)
         )
         transfer.signature, transfer.times = volume.signature(st), attributes.times
+
+    async def _data(
+        self, content: Content, ranges: list[tuple[int, int]], fresh: int
+    ) -> list[tuple[int, int]]:
+        """The ranges without the long holes behind ``fresh``, where the share has nothing yet."""
+        found = []
+        for start, stop in ranges:
+            if stop - max(start, fresh) < blocking.HOLE:
+                found.append((start, stop))
+            elif content.exists:
+                fd = self._volume.store.fd(content)
+                found += await trio.to_thread.run_sync(
+                    blocking.data_ranges, fd, start, stop, fresh, limiter=self._volume.local_lane
+                )
+        return found
 
     async def _send(
         self, node: Node, transfer: Transfer, file: Descriptor, ranges: list[tuple[int, int]]
@@ -424,11 +444,15 @@ class FileFlusher:
                     await share.work(os.ftruncate, file.fd, base.size)
             if found.size > limit and not grows:
                 await share.work(os.ftruncate, file.fd, limit)
-            for start, stop in ranges:
+            fresh = base.size if grows and base is not None else limit
+            parts = await self._data(content, ranges, fresh)
+            for start, stop in parts:
                 for chunk in range(start, stop, CHUNK):
                     end = min(chunk + CHUNK, stop)
                     await share.work(blocking.append_range, fd, file, chunk, end)
                     self.bytes_sent += end - chunk
+            if max([fresh, *(stop for _, stop in parts)]) < size:
+                await share.work(os.ftruncate, file.fd, size)
             attributes = self.attributes(node, new=True)
             meta, xattrs = self.take(node)
             try:
