@@ -137,7 +137,7 @@ class Stage:
         shown = self.shown()
         self.flush(timeout=timeout)
         held = self.held()
-        assert _compact(held) == _compact(shown)
+        assert compact(held) == compact(shown)
         wait_until(lambda: not self.leftovers(), f"no temporaries: {self.leftovers()}", 5)
         assert not [name for name in held if CONFLICT in name]
 
@@ -155,7 +155,7 @@ class Stage:
         assert "Traceback" not in log, log
 
 
-def _compact(tree: dict[str, tuple[int, bytes]]) -> dict[str, tuple[str, int, bytes | int]]:
+def compact(tree: dict[str, tuple[int, bytes]]) -> dict[str, tuple[str, int, bytes | int]]:
     """For readable differences: long contents by their hash."""
     return {
         name: (oct(mode), len(data), data if len(data) < 200 else hash(data))

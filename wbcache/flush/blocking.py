@@ -279,12 +279,8 @@ def make_symlink(parent: Descriptor, name: bytes, target: bytes) -> None:
     try:
         calls.symlink(parent, name, target)
     except FileExistsError:
-        try:
-            if calls.readlink(parent, name) == target:
-                return
-        except OSError:
-            pass
-        raise ConflictError from None
+        if not calls.is_link_to(parent, name, target):
+            raise ConflictError from None
 
 
 def make_directory(

@@ -99,6 +99,8 @@ class FileFlusher:
     def attributes(self, node: Node, *, new: bool) -> Attributes:
         """What the share's file shall have, of what the share can hold."""
         can, meta = self._volume.capabilities, node.meta
+        if node.is_symlink and not can.link_attributes:
+            return Attributes(None, None, None, {})
         owner = None
         if can.chown and (meta & META_OWNER or (new and node.uid | node.gid)):
             owner = (node.uid, node.gid)

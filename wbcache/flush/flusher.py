@@ -393,6 +393,8 @@ class Flusher:
                 except (FileNotFoundError, NotADirectoryError):
                     break  # the directory is not there, and so nothing in it
                 except OSError as error:
+                    if refused(error):
+                        break  # it will never say
                     log.info("what became of inode %d is not known: %s", node.ino, describe(error))
                     await self._sleep(delay)
                     delay = min(retry.max, 2 * delay)

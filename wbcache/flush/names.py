@@ -98,7 +98,7 @@ class NameFlusher:
                     link=False,
                 )
         attributes = self._files.attributes(node, new=True)
-        if volume.capabilities.chown:
+        if volume.capabilities.chown and volume.capabilities.link_attributes:
             attributes = attributes._replace(owner=(node.uid, node.gid))
         meta, xattrs = self._files.take(node)
         try:

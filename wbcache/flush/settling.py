@@ -90,7 +90,7 @@ class Settler:
             return
         if node.is_symlink:
             parent = await self._volume.share.directory(directory, flush=True)
-            if await self._volume.share.work(calls.readlink, parent, name) != node.target:
+            if not await self._volume.share.work(calls.is_link_to, parent, name, node.target):
                 return
         elif node.is_dir and (old is not None or node.slinks):
             return

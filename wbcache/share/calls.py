@@ -64,6 +64,18 @@ def readlink(parent: Descriptor, name: bytes) -> bytes:
     return os.readlink(name, dir_fd=parent.fd)
 
 
+def is_link_to(parent: Descriptor, name: bytes, target: bytes) -> bool:
+    """Whether a name is a symbolic link with this target. Some shares don't let links out of them
+    be read; their length then has to do."""
+    st = lstat_or_none(parent, name)
+    if st is None or not stat.S_ISLNK(st.st_mode):
+        return False
+    try:
+        return readlink(parent, name) == target
+    except PermissionError:
+        return st.st_size == len(target)
+
+
 def scan(directory: Descriptor) -> list[Entry]:
     """Every entry of a directory with its type, without the attributes."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd)

@@ -18,6 +18,9 @@ class Capabilities:
     """The defaults are what a local disk can do; they hold until the share was asked."""
 
     symlink: bool = True
+    link_attributes: bool = True
+    """Symbolic links have times and an owner of their own. Elsewhere setting them would change the
+    file that the link points to."""
     link: bool = True
     chmod: bool = True
     chown: bool = True
@@ -54,6 +57,7 @@ def probe(own: Descriptor, tag: bytes) -> Capabilities:
             noreplace=_has_noreplace(own, file, third),
             link=_works(lambda: calls.link(own, third, own, other)),
             symlink=_works(lambda: calls.symlink(own, file, b"target")),
+            link_attributes=_has_link_attributes(own, file),
             name_max=os.fstatvfs(descriptor.fd).f_namemax or 255,
         )
     finally:
@@ -69,6 +73,16 @@ def _has_noreplace(own: Descriptor, file: bytes, third: bytes) -> bool:
         return True
     calls.rename(own, file, own, third)
     return False
+
+
+def _has_link_attributes(own: Descriptor, link: bytes) -> bool:
+    """``link`` points to nothing, so whoever follows it fails."""
+    stamp = 10**18
+    try:
+        calls.set_times(own, link, stamp, stamp)
+        return abs(calls.lstat(own, link).st_mtime_ns - stamp) < 2 * 10**9
+    except OSError:
+        return False
 
 
 def _can_chown(descriptor: Descriptor) -> bool:
