@@ -200,6 +200,8 @@ class Tree:
         if node is not None:
             directory.share[name] = node
             node.slinks.append((directory, name))
+            if node.never and directory.local.get(name) is not node:
+                self.set_never(node, False, now)  # it was on its way when it got that name
         for moved in (old, node):
             if moved is not None and moved.is_dir:
                 self.account(moved)
@@ -236,6 +238,7 @@ class Tree:
         if node.never != never:
             node.never = never
             self.account(node)
+            self.touch_item(node)
             for directory, name in node.links:
                 self._compare(directory, name, now)
 

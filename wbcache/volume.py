@@ -172,7 +172,10 @@ class Volume:
         """A file has a (new) name: see whether a policy keeps it from the share."""
         if node.is_file and self.config.policies and node.links:
             path = self.tree.path(node)
-            self.tree.set_never(node, self.policies.for_path(path).never, self.clock())
+            # What the share has under another name, with bytes that only it may have, moves there.
+            elsewhere = any(d.local.get(n) is not node for d, n in node.slinks)
+            never = not elsewhere and self.policies.for_path(path).never
+            self.tree.set_never(node, never, self.clock())
 
     # -- content -------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Watched(SteppedWorld):
             if file.ino in (step.node.ino, 0) or file.writers or parent.entries.get(name) is file:
                 continue  # the step is its own, or makes room for it
             node = self.tree.nodes.get(file.ino)
-            if forced and node in self.flusher.waiting:
+            if node is not None and (node.never or (forced and node in self.flusher.waiting)):
                 continue
             missing = self._missing(file, node, seq)
             assert missing is None, f"{step} of operation {seq} begins too early: {missing}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 
@@ -119,13 +119,15 @@ class Model:
                     found.append(entry)
         return found
 
-    def shape(self) -> dict[str, tuple[str, bytes, int]]:
+    def shape(self, without: Collection[str] = ()) -> dict[str, tuple[str, bytes, int]]:
         """Kind, bytes or target and number of the link group by path."""
         groups: dict[int, int] = {}
         found = {}
         for path, entry in sorted(self.walk(), key=lambda item: item[0]):
-            group = groups.setdefault(id(entry), len(groups))
             name = b"/".join(path).decode()
+            if name in without:
+                continue
+            group = groups.setdefault(id(entry), len(groups))
             if isinstance(entry, ModelDirectory):
                 found[name] = ("directory", b"", group)
             elif isinstance(entry, ModelLink):

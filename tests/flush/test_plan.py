@@ -23,7 +23,8 @@ from dataclasses import replace
 import pytest
 
 from tests.flush.programs import ORDINARY, run_program
-from tests.flush.world import Setting
+from tests.flush.world import CONFIG, Setting
+from wbcache.policy import PolicyRule
 from wbcache.share.capabilities import Capabilities
 
 BLOCK = 50
@@ -43,6 +44,11 @@ PLAIN = Setting(
     circles=False,
 )  # fmt: skip
 """Files are written once, under names of their own: nobody waits in a circle."""
+
+LOCAL = replace(
+    KILLED.but(link=0), config=replace(CONFIG, policies=(PolicyRule("**/c", never=True),))
+)
+"""One name in four is kept from the share."""
 
 FLAKY = replace(HEALTHY, fault_rate=0.05)
 """One call in twenty fails before it is made, and one after it was."""
@@ -102,6 +108,11 @@ def test_a_share_that_can_do_little(place: str, block: int) -> None:
     run_block(place, POOR, block)
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_files_that_a_policy_keeps_hold_nothing_up(place: str, block: int) -> None:
+    run_block(place, LOCAL, block)
+
+
 @pytest.mark.parametrize("block", range(8))
 def test_everything_arrives_though_calls_fail_and_answers_are_lost(place: str, block: int) -> None:
     run_block(place, FLAKY, block)
@@ -109,7 +120,7 @@ def test_everything_arrives_though_calls_fail_and_answers_are_lost(place: str, b
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("setting", [HEALTHY, KILLED, PAIRS, SWAPPED, PLAIN, FLAKY, POOR])
+@pytest.mark.parametrize("setting", [HEALTHY, KILLED, PAIRS, SWAPPED, PLAIN, LOCAL, FLAKY, POOR])
 def test_many_more(place: str, setting: Setting) -> None:
     for block in range(1000, 1200):
         run_block(place, setting, block)

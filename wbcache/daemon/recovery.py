@@ -49,7 +49,11 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
     loaded.intents = []
     settler.finish()
     held = {link for node in volume.tree.nodes.values() for link in node.slinks}
-    volume.strays += [name for name in loaded.temporaries if name not in held]
+    for directory, name in loaded.temporaries:
+        if (directory, name) in held:
+            volume.journal.drop_temporary(name)  # a directory on its way to its name
+        else:
+            volume.strays.append((directory, name))
     loaded.temporaries.clear()
     for gen in loaded.orphans:
         volume.discard(gen)

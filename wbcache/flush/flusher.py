@@ -273,7 +273,8 @@ class Flusher:
             return
         if item.links and item.dirty is not None:
             self._tree.settle_if_clean(item)
-        if item.transfer and (not item.links or item.dirty is None):
+        unwanted = not item.links or item.dirty is None or self._tree.excluded(item)
+        if item.transfer and unwanted:
             # Nobody wants it any more.
             self.files.abandon(item)
             self._volume.forget_if_gone(item)
