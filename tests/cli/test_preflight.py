@@ -12,6 +12,7 @@ import pytest
 from tests.plain_user import as_plain_user
 from wbcache.config import CacheConfig, Config, Size
 from wbcache.daemon import preflight
+from wbcache.daemon.lock import is_being_killed
 from wbcache.daemon.preflight import MountPlan, MountRequest, check
 from wbcache.errors import (
     CacheDirError,
@@ -337,12 +338,12 @@ def test_allow_other_for_a_plain_user(
 def test_a_killed_process_is_recognised() -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
-        assert not preflight._is_being_killed(child.pid)
+        assert not is_being_killed(child.pid)
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         # Not waited for, it is as a daemon whose threads hang: dead, but not gone.
-        assert preflight._is_being_killed(child.pid)
+        assert is_being_killed(child.pid)
     finally:
         child.kill()
         child.wait()
-    assert not preflight._is_being_killed(child.pid)
+    assert not is_being_killed(child.pid)
