@@ -51,7 +51,13 @@ class Files:
     # -- opening -------------------------------------------------------------------------------
 
     def open(self, node: Node, flags: int) -> Handle:
-        """Open a file; O_TRUNC starts a new generation. Permissions are the kernel's to check."""
+        """Open a file; O_TRUNC starts a new generation. Permissions are the kernel's to check.
+
+        Raises ESTALE for a file that was removed since its name was looked up; the kernel then
+        looks the name up again.
+        """
+        if not node.links and not node.handles:
+            raise error(errno.ESTALE)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if (writable or flags & os.O_TRUNC) and self._volume.read_only:
             raise error(errno.EROFS)
