@@ -106,6 +106,20 @@ def test_the_daemon_drains_before_it_ends(
     assert mount.mounted().status()["dirty_files"] == 0
 
 
+def test_the_times_of_a_directory_hold_nothing_back(mount: MountedCache) -> None:
+    """They are set when nothing changes them any more, so nothing may wait for them."""
+    mount.mounted()
+    wanted = fill(mount)
+    assert mount.run("flush", mount.mountpoint).returncode == 0
+    os.utime(mount.mountpoint / "dir", ns=(10**18, 10**18))
+    (mount.mountpoint / "dir" / "3").unlink()
+    os.utime(mount.mountpoint / "dir", ns=(2 * 10**18, 2 * 10**18))
+    mount.drained()
+    del wanted["dir/3"]
+    assert on_share(mount) == wanted
+    assert (mount.source / "dir").stat().st_mtime_ns == 2 * 10**18
+
+
 def test_a_lazy_unmount_serves_open_files_until_they_are_closed(mount: MountedCache) -> None:
     mount.mounted()
     pid = mount.pid
