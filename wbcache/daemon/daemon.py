@@ -38,6 +38,10 @@ MAX_TASKS = 1024
 """Requests served at a time. One that waits for the share takes a task, so there must be many."""
 
 CHECKPOINT_INTERVAL = 5.0
+NAMESPACE_GRACE = 5.0
+"""Seconds after an unmount for which a copy of the mount in another mount namespace, a container's
+say, may keep it alive."""
+
 PROGRESS_INTERVAL = 0.2
 LOOK_INTERVAL = 0.02
 """Seconds between two looks at whether a flush has ended."""
@@ -354,7 +358,12 @@ class Daemon:
                 # Still in use: whatever ends the mount later drains as configured.
                 self._drain_timeout, self._no_drain = before
                 raise
-        await self._unmounted.wait()
+        with trio.move_on_after(NAMESPACE_GRACE):
+            await self._unmounted.wait()
+        if not self._unmounted.is_set():
+            log.warning("another mount namespace still shows the mount; it ends there, too")
+            pyfuse3.terminate()
+            await self._unmounted.wait()
         sent = self._flusher.files.bytes_sent
         while not self._drained.is_set():
             began = time.perf_counter()
