@@ -401,6 +401,15 @@ class Volume:
         """The signature of a file on the share."""
         return calls.signature(st, stable_ino=self.share.stable_ino)
 
+    def cut_off(self, node: Node, how: str) -> None:
+        """The share's copy of a file, which held bytes that are not here, was removed or replaced:
+        what is here of it stays, and is shown, but can't be flushed."""
+        node.base = None
+        node.trouble = f"the share's copy, which held the rest of its bytes, was {how}"
+        self.report(f"{os.fsdecode(self.tree.path(node))!r} is incomplete: {node.trouble}")
+        self.tree.account(node)
+        self.tree.touch_item(node)
+
     async def at_place(
         self,
         node: Node,

@@ -344,9 +344,7 @@ class Listings:
                     node.content.make_whole()
                 tree.touch(node, now)
             else:
-                node.trouble = "the share's copy, which held the rest of its bytes, was removed"
-                volume.report(f"{path!r} can't be completed: {node.trouble}")
-                tree.account(node)
+                volume.cut_off(node, "removed")
             volume.commit_outcome(node, (directory, name))
             return
         for parent, own in list(node.links):

@@ -55,45 +55,68 @@ async def settle_conflict(volume: Volume, node: Node | None, at: Name) -> None:
     items: list[Node | Name] = [at]
     if theirs is not old:
         tree.set_share(directory, name, theirs, now)
+        if old is not None and old.links:
+            _detach(volume, old)
+            items.append(old)
     elif isinstance(theirs, Directory):
-        # Somebody put new files into a directory that we removed: it is shown again, with them.
-        theirs.listed_at = None
-    ours = directory.local.get(name)
-    if ours is not None and ours is not theirs and (node is None or ours is node):
-        other = conflict_name(name, volume.capabilities.name_max, set(directory.local))
-        tree.touch(ours, now)
-        tree.set_local(directory, name, None, now)
-        tree.set_local(directory, other, ours, now)
-        items += [(directory, other), ours]
-        _detach(volume, ours)
-        volume.invalidate_entry(directory.ino, other)
-        volume.report(
-            f"conflict: {shown!r} was changed on the share by another writer;"
-            f" ours is kept as {os.fsdecode(other)!r}"
-        )
-    elif ours is None and theirs is not None:
-        volume.report(
-            f"conflict: {shown!r} was removed here and changed on the share by another writer;"
-            " it is kept"
-        )
-    if theirs is not None and directory.local.get(name) is None:
-        tree.set_local(directory, name, theirs, now)
-    volume.invalidate_entry(directory.ino, name)
+        theirs.listed_at = None  # somebody put new files into a directory that we removed
+    if theirs is not None:
+        if directory.local.get(name) is None:
+            volume.report(
+                f"conflict: {shown!r} was removed here and changed on the share by another writer;"
+                " it is kept"
+            )
+        _show(volume, theirs, at, items)
     volume.commit_outcome(*items)
     if old is not None:
         volume.forget_if_gone(old)
 
 
+def _show(volume: Volume, theirs: Node, at: Name, items: list[Node | Name]) -> None:
+    """Give theirs its name in the mount; what has the name here moves aside.
+
+    A directory that was removed here comes back if theirs is in it.
+    """
+    tree, now, (directory, name) = volume.tree, volume.clock(), at
+    if not directory.links and directory.slinks:
+        directory.listed_at = None
+        _show(volume, directory, directory.slinks[0], items)
+    if volume.temporary_names.is_ours(name):
+        # It was parked, and to be removed: it gets a name that everybody sees.
+        lost = theirs.dropped[1] if theirs.dropped else b"recovered"
+        taken = {*directory.local, *directory.share}
+        name = conflict_name(lost, volume.capabilities.name_max, taken)
+        at = directory, name
+        tree.touch(theirs, now)
+    ours = directory.local.get(name)
+    if ours is theirs:
+        return
+    if ours is not None:
+        other = conflict_name(name, volume.capabilities.name_max, set(directory.local))
+        shown = os.fsdecode(tree.name_path(directory, name))
+        volume.report(
+            f"conflict: {shown!r} was changed on the share by another writer;"
+            f" ours is kept as {os.fsdecode(other)!r}"
+        )
+        tree.touch(ours, now)
+        tree.set_local(directory, name, None, now)
+        tree.set_local(directory, other, ours, now)
+        _detach(volume, ours)
+        items += [(directory, other), ours]
+        volume.invalidate_entry(directory.ino, other)
+    tree.set_local(directory, name, theirs, now)
+    items += [at, theirs]
+    volume.invalidate_entry(directory.ino, name)
+
+
 def _detach(volume: Volume, node: Node) -> None:
-    """Our side is a new file from now on: it is published whole, under its new name."""
-    node.sent.clear()
-    content = node.content
+    """Our side, if the share does not have it elsewhere, is a new file from now on."""
     if node.is_symlink or node.is_dir or node.slinks:
         return
+    node.sent.clear()
+    content = node.content
     if content is not None and content.local(0, node.size, node.size):
         node.base = None
         content.make_whole()
     elif content is None or not content.whole:
-        node.trouble = "the share's copy, which held the rest of its bytes, was replaced"
-        volume.report(f"{os.fsdecode(volume.tree.path(node))!r} is incomplete: {node.trouble}")
-        volume.tree.account(node)
+        volume.cut_off(node, "replaced")

@@ -68,6 +68,17 @@ class FileFlusher:
 
         return test
 
+    def _was_published(self, node: Node) -> Accepts:
+        """A test for the share's file being something that we published of a node."""
+        sent = [known for known in node.sent if known.mtime_ns != IN_PLACE]
+        stable = self._share.stable_ino
+
+        def test(st: os.stat_result) -> bool:
+            found = calls.signature(st, stable_ino=stable)
+            return stat.S_ISREG(st.st_mode) and any(_explains(k, found, None) for k in sent)
+
+        return test
+
     def is_sent(self, signature: Signature) -> Accepts:
         """A test for the share's file being what we have just sent."""
         stable = self._share.stable_ino
@@ -189,6 +200,10 @@ class FileFlusher:
         volume, content = self._volume, node.content
         if content is None or self._tree.held(node):
             raise SupersededError  # truncated to nothing since the step was planned
+        if not content.whole and not content.local(0, node.size, node.size):
+            # It was to be changed in place, and its place is gone.
+            self._volume.cut_off(node, "removed")
+            return
         self.abandon(node)  # what was copied before is of no use any more
         transfer = Transfer(node, content, directory, volume.temporary_names.fresh())
         self._tree.snapshot(node)
@@ -304,7 +319,9 @@ class FileFlusher:
         directory, name = to
         signature = transfer.signature
         # A publish of ours that had no answer may be there too: that one is to be replaced.
-        known = [self.accepts(n) for n in {node, occupant} if n and (n.slinks or n.sent)]
+        known = [self._was_published(node)] if node.sent else []
+        if occupant is not None:
+            known.append(self.accepts(occupant))
         if signature not in node.sent:
             await self._announce(node, to, "publish", signature)
         source = await self._share.directory(transfer.directory, flush=True)
@@ -436,7 +453,12 @@ class FileFlusher:
         try:
             await self._announce(node, at, "grow" if grows else "patch", intent)
             parent = await share.directory(directory, flush=True)
-            file, found = await share.work(blocking.open_for_update, parent, name, accepts)
+            try:
+                file, found = await share.work(blocking.open_for_update, parent, name, accepts)
+            except ConflictError:
+                node.sent.clear()  # nothing that we sent is there
+                volume.journal.drop_intents_of(node.ino)
+                raise
             if grows and base is not None and found.size > base.size:
                 # Left over from an earlier try, and perhaps overwritten here since.
                 same = found.size <= size and await share.work(
@@ -511,10 +533,10 @@ def _is_changing(node: Node) -> bool:
 def _explains(known: Signature, found: Signature, base: Signature | None) -> bool:
     """Whether something that we sent explains what the share shows."""
     if known.mtime_ns == IN_PLACE:
-        return (
-            base is not None and base.size <= found.size <= known.size
-            if known.size != END
-            else True
-        )
+        if base is not None and found.ino != base.ino:
+            return False  # what is changed in place stays the same file
+        if known.size == END:
+            return True
+        return base is not None and base.size <= found.size <= known.size
     # The share may keep times more coarsely than we send them.
     return known.size == found.size and 0 <= known.mtime_ns - found.mtime_ns < 2_000_000_000

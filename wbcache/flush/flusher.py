@@ -273,7 +273,8 @@ class Flusher:
             return
         if item.links and item.dirty is not None:
             self._tree.settle_if_clean(item)
-        unwanted = not item.links or item.dirty is None or self._tree.excluded(item)
+        kept_here = item.trouble is not None or self._tree.excluded(item)
+        unwanted = not item.links or item.dirty is None or kept_here
         if item.transfer and unwanted:
             # Nobody wants it any more.
             self.files.abandon(item)

@@ -32,10 +32,9 @@ class Timing:
             if self.all_due or change.pulled:
                 return change.retry_at
             return max(change.first + self._volume.config.flush.idle_delay, change.retry_at)
-        if item.dirty is None or not item.links or self._tree.excluded(item):
+        kept_here = item.trouble is not None or self._tree.excluded(item)
+        if item.dirty is None or not item.links or kept_here:
             return 0.0 if item.transfer else None
-        if item.trouble:
-            return None
         if self._tree.held(item):
             return self._held_until(item)
         if self.all_due or item.pulled:
