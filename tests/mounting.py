@@ -175,7 +175,7 @@ class Mounted:
         """
         self.hand_over()
         remaining = self.client.flush([os.fsencode(p) for p in paths] or [b""], timeout)
-        assert not remaining, remaining
+        assert not remaining, f"{len(remaining)} remain: {remaining[:5]}"
 
     def umount(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `wbcache umount` on it; the daemon has ended when this returns, unless the exit

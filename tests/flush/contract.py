@@ -10,7 +10,7 @@ from tests.flush.stepworld import SteppedWorld
 from tests.flush.world import Setting
 from wbcache.flush.plan import InPlace, Link, Publish, Remove, Rename, Step
 from wbcache.flush.transfer import Transfer
-from wbcache.node import Node
+from wbcache.node import Directory, Node
 from wbcache.share.names import is_hidden
 from wbcache.tree import Item
 
@@ -40,7 +40,8 @@ class Watched(SteppedWorld):
         """What was closed before an operation is on the share before the step that shows it there.
 
         For a removal or a replacement that means everything, for a new name what is beside it and
-        below. When items wait for each other, only those may be passed over that wait too.
+        below. When items wait for each other, only those may be passed over that wait too, and what
+        got its place on the share by a later operation.
         """
         if not isinstance(step, Publish | Rename | Link | Remove):
             return
@@ -56,17 +57,22 @@ class Watched(SteppedWorld):
             seq = transfer.seq
         if seq is None:
             return
-        files = self.model.files_below(self.model.root)
-        if not isinstance(step, Remove) and step.occupant is None:
-            files = self.model.files_below(parent)
+        replaces = isinstance(step, Remove) or step.occupant is not None
+        waited_for = not isinstance(step, Remove) and bool(step.node.links)
+        files = self.model.files_below(self.model.root if replaces else parent)
         for file in files:
             if file.ino in (step.node.ino, 0) or file.writers or parent.entries.get(name) is file:
                 continue  # the step is its own, or makes room for it
             node = self.tree.nodes.get(file.ino)
             if node is not None and (node.never or (forced and node in self.flusher.waiting)):
                 continue
+            if waited_for and node is not None and self._follows(node, directory, seq, replaces):
+                continue  # it got its own place later, and waits for this one
             missing = self._missing(file, node, seq)
             assert missing is None, f"{step} of operation {seq} begins too early: {missing}"
+
+    def _follows(self, node: Node, directory: Directory, seq: int, replaces: bool) -> bool:
+        return self.flusher.planner.follows(node, directory, seq, replaces=replaces)
 
     def _missing(self, file: ModelFile, node: Node | None, seq: int) -> str | None:
         """What the share lacks of what a file was before an operation."""

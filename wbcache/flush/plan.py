@@ -103,14 +103,15 @@ class Planner:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._besides: Container[object] = ()
+        self.besides: Container[object] = ()
+        """Items to which order edges don't count just now."""
 
     def plan(self, item: Item, *, besides: Container[object] = ()) -> Step | Wait | None:
         """The next step for an item; None when the share has it as it should be.
 
         Order edges to items in ``besides`` don't count: the way out of a circle.
         """
-        self._besides = besides
+        self.besides = besides
         if isinstance(item, Node):
             return self._node(item)
         return self._name(*item)
@@ -186,7 +187,9 @@ class Planner:
         removed = self._tree.skipped.removed_at(node)
         if removed is not None and self._tree.skipped.effective(transfer.seq, node) > removed:
             return None  # at no moment of its life was all there that the share can still show
-        waits = self._order(directory, transfer.seq, node, replaces=occupant is not None)
+        waits = self._order(
+            directory, transfer.seq, node, replaces=occupant is not None, takes=True
+        )
         return waits or Publish(node, (directory, name), occupant)
 
     def _publish(self, node: Node, to: Name) -> Step | Wait | None:
@@ -337,7 +340,7 @@ class Planner:
             if node.arriving:
                 return Wait(next(iter(node.arriving.values())))
         seq = change.seq if change is not None else self._tree.seq
-        return self._order(at[0], seq, heir, replaces=True) or Remove(node, at)
+        return self._order(at[0], seq, heir, replaces=True, takes=True) or Remove(node, at)
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -366,26 +369,67 @@ class Planner:
         return self._remove(occupant, at, node)
 
     def _order(
-        self, directory: Directory, seq: int, node: Node | None, *, replaces: bool
+        self,
+        directory: Directory,
+        seq: int,
+        node: Node | None,
+        *,
+        replaces: bool,
+        takes: bool = False,
     ) -> Wait | None:
+        """What an operation has to wait for. With ``takes`` nobody waits for it in turn: it is a
+        removal, or only tells of what was there before."""
         tree = self._tree
+        besides = self.besides if takes else _Besides(self, directory, seq, replaces)
         if not replaces:
-            blocker = tree.latest_below(directory, seq, node, self._besides)
+            blocker = tree.latest_below(directory, seq, node, besides)
             return Wait(blocker) if blocker is not None else None
         seq = tree.skipped.effective(seq, node)
-        blocker = tree.latest_before(seq, node, self._besides)
+        blocker = tree.latest_before(seq, node, besides)
         if blocker is not None:
             return Wait(blocker)
         for other in tree.holding:
             if (
                 other is not node
-                and other not in self._besides
+                and other not in self.besides
                 and other.dirty is not None
                 and other.dirty.since < seq
                 and self._guards(other, directory)
             ):
                 return Wait(other)
         return None
+
+    def follows(self, other: Node, directory: Directory, seq: int, *, replaces: bool) -> bool:
+        """Whether a node that is older than a publish or rename ``seq`` waits for it all the same.
+
+        It does when its own place on the share was given to it later. Both would wait for each
+        other, and the earlier operation goes first: a hundred files that are written first and
+        renamed then would otherwise make one large circle. What takes something away never goes
+        before what does not.
+        """
+        links = other.links
+        if not links or other.dirty is None:
+            return False
+        to = links[0]
+        if isinstance(other, Directory):
+            if other.slinks == links or not (other.slinks or other.renamed):
+                return False
+            position = self._named(to)
+        else:
+            content = other.content
+            if other.slinks:
+                if content is None or not content.whole:
+                    return False  # it can be brought up to date where it is
+                to = next((at for at in links if at[0].share.get(at[1]) is other), to)
+            change = self._tree.changes.get(to)
+            position = change.seq if change is not None else 0
+            if position <= seq:
+                position = self._position(other, to)
+        if position <= seq:
+            return False
+        if to[0].share.get(to[1]) is not None:
+            return True  # it waits for everything that is older than its place
+        return not replaces and self._tree.is_below(directory, to[0])
 
     def _guards(self, other: Node, directory: Directory) -> bool:
         """Whether a held or quarantined node keeps removals in ``directory`` waiting.
@@ -401,3 +445,20 @@ class Planner:
             if parent is not None and tree.is_below(directory, parent):
                 return True
         return False
+
+
+class _Besides:
+    """The nodes that one operation does not wait for, though they are older."""
+
+    def __init__(self, planner: Planner, directory: Directory, seq: int, replaces: bool) -> None:
+        self._planner = planner
+        self._directory = directory
+        self._seq = seq
+        self._replaces = replaces
+
+    def __contains__(self, other: object) -> bool:
+        planner = self._planner
+        return other in planner.besides or (
+            isinstance(other, Node)
+            and planner.follows(other, self._directory, self._seq, replaces=self._replaces)
+        )
