@@ -40,7 +40,7 @@ def test_clients_killed_in_mid_request_do_not_freeze_the_daemon(share: Path) -> 
     # the daemon is asked over its socket.
     chance = random.Random(7)
     with Mounted(share) as mount:
-        for _ in range(60):
+        for _ in range(500):
             client = os.fork()
             if client == 0:
                 try:
