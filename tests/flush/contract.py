@@ -10,7 +10,7 @@ from tests.flush.stepworld import SteppedWorld
 from tests.flush.world import Setting
 from wbcache.flush.plan import InPlace, Link, Publish, Remove, Rename, Step
 from wbcache.flush.transfer import Transfer
-from wbcache.node import Node
+from wbcache.node import Directory, Node
 from wbcache.share.names import is_hidden
 from wbcache.tree import Item
 
@@ -58,6 +58,7 @@ class Watched(SteppedWorld):
         if seq is None:
             return
         replaces = isinstance(step, Remove) or step.occupant is not None
+        waited_for = not isinstance(step, Remove) and bool(step.node.links)
         files = self.model.files_below(self.model.root if replaces else parent)
         for file in files:
             if file.ino in (step.node.ino, 0) or file.writers or parent.entries.get(name) is file:
@@ -65,18 +66,13 @@ class Watched(SteppedWorld):
             node = self.tree.nodes.get(file.ino)
             if node is not None and (node.never or (forced and node in self.flusher.waiting)):
                 continue
-            if not isinstance(step, Remove) and self._follows(node, step, seq, replaces):
+            if waited_for and node is not None and self._follows(node, directory, seq, replaces):
                 continue  # it got its own place later, and waits for this one
             missing = self._missing(file, node, seq)
             assert missing is None, f"{step} of operation {seq} begins too early: {missing}"
 
-    def _follows(
-        self, other: Node | None, step: Publish | Rename | Link, seq: int, takes: bool
-    ) -> bool:
-        if other is None or not step.node.links:
-            return False
-        planner, to = self.flusher.planner, step.to
-        return planner.follows(other, step.node, to[0], seq, replaces=takes)
+    def _follows(self, node: Node, directory: Directory, seq: int, replaces: bool) -> bool:
+        return self.flusher.planner.follows(node, directory, seq, replaces=replaces)
 
     def _missing(self, file: ModelFile, node: Node | None, seq: int) -> str | None:
         """What the share lacks of what a file was before an operation."""

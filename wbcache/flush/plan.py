@@ -11,7 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from wbcache.flush.transfer import Transfer
-from wbcache.node import META_TIMES, Content, Directory, Node
+from wbcache.node import META_TIMES, Directory, Node
 from wbcache.tree import Item, Name, Tree
 
 REWRITE_LIMIT = 64 << 20
@@ -210,7 +210,7 @@ class Planner:
             until = dirty.next if dirty is not None and dirty.next else transfer.seq
             seq = max(self._named(to), transfer.seq)
             if self._tree.skipped.effective(seq, node) > until:
-                return None if self._tree.held(node) else Copy(node, directory)
+                return Copy(node, directory)
         waits = self._order(directory, seq, node, replaces=occupant is not None)
         return waits or Publish(node, to, occupant)
 
@@ -231,9 +231,10 @@ class Planner:
         return seq or self._tree.seq
 
     def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
-        content = node.content
+        content, base = node.content, node.base
         assert content is not None
-        if node.dirty is not None and not self._grows(node, content):
+        grows = base is not None and content.dirty.first >= base.size and node.size >= base.size
+        if not grows and node.dirty is not None:
             blocked = self._order(at[0], node.dirty.since, node, replaces=True)
             if blocked is not None:
                 return blocked
@@ -241,9 +242,9 @@ class Planner:
 
     def _rewrite(self, node: Node) -> bool:
         """Whether a patched file is better published whole."""
-        content = node.content
+        content, base = node.content, node.base
         assert content is not None
-        if self._grows(node, content):
+        if base is not None and content.dirty.first >= base.size and node.size >= base.size:
             return False
         return (
             node.size <= REWRITE_LIMIT
@@ -379,9 +380,7 @@ class Planner:
         """What an operation has to wait for. With ``takes`` nobody waits for it in turn: it is a
         removal, or only tells of what was there before."""
         tree = self._tree
-        besides = self.besides
-        if node is not None and not takes:
-            besides = _Besides(self, node, directory, seq, replaces)
+        besides = self.besides if takes else _Besides(self, directory, seq, replaces)
         if not replaces:
             blocker = tree.latest_below(directory, seq, node, besides)
             return Wait(blocker) if blocker is not None else None
@@ -400,56 +399,37 @@ class Planner:
                 return Wait(other)
         return None
 
-    def follows(
-        self, other: Node, node: Node, directory: Directory, seq: int, *, replaces: bool
-    ) -> bool:
-        """Whether a node that is older than operation ``seq`` on ``node`` waits for it in turn, and
-        has to go second.
+    def follows(self, other: Node, directory: Directory, seq: int, *, replaces: bool) -> bool:
+        """Whether a node that is older than a publish or rename ``seq`` waits for it all the same.
 
-        What takes nothing away goes first, then the earlier operation: the rule by which a circle
-        is undone, applied to the two who wait for each other directly. A hundred files that are
-        written first and renamed then would otherwise make one large circle.
+        It does when its own place on the share was given to it later. Both would wait for each
+        other, and the earlier operation goes first: a hundred files that are written first and
+        renamed then would otherwise make one large circle. What takes something away never goes
+        before what does not.
         """
-        place = self._place(other)
-        if place is None or node.dirty is None:
+        links = other.links
+        if not links or other.dirty is None:
             return False
-        to, position, takes = place
-        if (takes, position) <= (replaces, seq) or node.dirty.since >= position:
-            return False
-        return takes or self._tree.is_below(directory, to[0])
-
-    def _place(self, node: Node) -> tuple[Name, int, bool] | None:
-        """For the step of a node that has to wait for others: where it shows on the share, the
-        number of the operation behind it, and whether it takes something away there.
-
-        None when the next step waits for nobody.
-        """
-        links, content = node.links, node.content
-        if not links or node.dirty is None:
-            return None
         to = links[0]
-        if isinstance(node, Directory):
-            if node.slinks == links or not (node.slinks or node.renamed):
-                return None
-            return to, self._named(to), False
-        if not node.slinks:
-            return to, self._position(node, to), to[0].share.get(to[1]) is not None
-        present = next((at for at in links if at[0].share.get(at[1]) is node), None)
-        if content is not None and (content.whole or node.content_dirty):
-            if content.whole or self._rewrite(node):
-                to = present or to
-                return to, self._position(node, to), to[0].share.get(to[1]) is not None
-            if self._grows(node, content):
-                return None
-            return present or node.slinks[0], node.dirty.since, True
-        missing = next((at for at in links if at[0].share.get(at[1]) is not node), None)
-        if node.meta or missing is None:
-            return None
-        return missing, self._named(missing), missing[0].share.get(missing[1]) is not None
-
-    def _grows(self, node: Node, content: Content) -> bool:
-        base = node.base
-        return base is not None and content.dirty.first >= base.size and node.size >= base.size
+        if isinstance(other, Directory):
+            if other.slinks == links or not (other.slinks or other.renamed):
+                return False
+            position = self._named(to)
+        else:
+            content = other.content
+            if other.slinks:
+                if content is None or not content.whole:
+                    return False  # it can be brought up to date where it is
+                to = next((at for at in links if at[0].share.get(at[1]) is other), to)
+            change = self._tree.changes.get(to)
+            position = change.seq if change is not None else 0
+            if position <= seq:
+                position = self._position(other, to)
+        if position <= seq:
+            return False
+        if to[0].share.get(to[1]) is not None:
+            return True  # it waits for everything that is older than its place
+        return not replaces and self._tree.is_below(directory, to[0])
 
     def _guards(self, other: Node, directory: Directory) -> bool:
         """Whether a held or quarantined node keeps removals in ``directory`` waiting.
@@ -457,6 +437,7 @@ class Planner:
         It does so where its predecessors are likely to be: beside it, and in the directories
         beside its own. A file at the root guards the root's own names only.
         """
+        tree = self._tree
         for own, _ in other.links:
             if own is directory:
                 return True
@@ -469,16 +450,15 @@ class Planner:
 class _Besides:
     """The nodes that one operation does not wait for, though they are older."""
 
-    def __init__(
-        self, planner: Planner, node: Node, directory: Directory, seq: int, replaces: bool
-    ) -> None:
+    def __init__(self, planner: Planner, directory: Directory, seq: int, replaces: bool) -> None:
         self._planner = planner
-        self._operation = (node, directory, seq)
+        self._directory = directory
+        self._seq = seq
         self._replaces = replaces
 
     def __contains__(self, other: object) -> bool:
         planner = self._planner
         return other in planner.besides or (
             isinstance(other, Node)
-            and planner.follows(other, *self._operation, replaces=self._replaces)
+            and planner.follows(other, self._directory, self._seq, replaces=self._replaces)
         )
