@@ -158,6 +158,7 @@ class Node:
         "attrs_at",
         "base",
         "busy",
+        "closed",
         "content",
         "counted",
         "ctime",
@@ -232,6 +233,9 @@ class Node:
         self.ours = False
         """Last written through this mount: the share's copy is very likely as we left it."""
         self.append_only = True
+        self.closed = False
+        """Its last writer has closed it since the share last had it: others wait for what it held
+        then, also while it is written anew."""
         self.fsynced = False
         """fsync was called on it, not empty, since its generation began."""
         self.released = False

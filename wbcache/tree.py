@@ -117,6 +117,7 @@ class Tree:
         missing = not self.excluded(node) and any(d.share.get(n) is not node for d, n in node.links)
         if not missing and dirty.next:
             dirty.since, dirty.first = dirty.next, dirty.next_time
+        node.closed = not node.writers
         self.account(node)  # a flush also ends that a node is held
         dirty.snapshot = dirty.next = 0
         node.pulled = False
@@ -134,7 +135,7 @@ class Tree:
     def clean(self, node: Node) -> None:
         """The share has the node as it is, or need not have it."""
         node.dirty = None
-        node.pulled = node.released = False
+        node.pulled = node.released = node.closed = False
         node.retries, node.retry_at = 0, 0.0
         self.dirty.discard(node)
         self._forget_skipped()
@@ -257,7 +258,7 @@ class Tree:
             and not node.trouble
             and not node.never
             and not node.local_only
-            and not self.held(node)
+            and (node.closed or not self.held(node))
             and not self._only_attributes(node)
         )
 

@@ -145,6 +145,7 @@ class Walk:
         node.writers = self.random.choice([0, 0, 1])
         node.released = self.random.random() < 0.2
         node.fsynced = self.random.random() < 0.2
+        node.closed = self.random.random() < 0.3
         self.tree.account(node)
 
     def quarantine(self) -> None:
@@ -190,7 +191,7 @@ def counts(tree: Tree, node: Node) -> bool:
         node.content is not None
         and node.content.whole
         and node.writers > 0
-        and not (node.released or node.fsynced)
+        and not (node.released or node.fsynced or node.closed)
     )
     kept_back = held or node.trouble is not None or node.never or only_attributes(node)
     return node.dirty is not None and bool(node.links) and not kept_back

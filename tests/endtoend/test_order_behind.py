@@ -149,3 +149,47 @@ def test_a_late_transfer_does_not_replace_what_is_newer(stage: Stage) -> None:
     stage.share.wait_for("unlink", f"{stage.name}/.wbcache-*")
     assert (stage.backing / "status").read_bytes() == b"new"
     stage.settle()
+
+
+def test_a_checkpoint_that_is_written_anew_still_counts(stage: Stage, tmp_path: Path) -> None:
+    """Saved, the old one elsewhere removed, and opened again before the share had it."""
+    (stage.path / "runs" / "1").mkdir(parents=True)
+    (stage.path / "archive").mkdir()
+    (stage.path / "archive" / "old.pt").write_bytes(blob("old", 100_000))
+    stage.flush()
+    with stage.stuck():
+        (stage.path / "runs" / "1" / "last.pt").write_bytes(blob("1", 900_000))
+        (stage.path / "archive" / "old.pt").unlink()
+        stage.share.wait_hung("create", f"{stage.name}/runs/1/.wbcache-*")
+        file = open(stage.path / "runs" / "1" / "last.pt", "wb", buffering=0)  # noqa: SIM115
+    with file:
+        file.write(blob("2", 900_000)[:1000])
+        # What was saved first arrives though the file is open again, and then the old one goes.
+        stage.arrives("runs/1/last.pt", blob("1", 900_000))
+        stage.share.wait_for("unlink", f"{stage.name}/archive/old.pt")
+        file.write(blob("2", 900_000)[1000:])
+    stage.settle()
+    versions = {blob("1", 900_000), blob("2", 900_000)}
+    never_without(
+        stage,
+        tmp_path / "replay",
+        lambda top: (
+            read(top / "archive" / "old.pt") == blob("old", 100_000)
+            or read(top / "runs" / "1" / "last.pt") in versions
+        ),
+    )
+
+
+def test_a_directory_stays_while_its_successor_is_being_written(stage: Stage) -> None:
+    for name in ("step-1", "step-2", "elsewhere"):
+        (stage.path / name).mkdir()
+    (stage.path / "step-1" / "model").write_bytes(blob("1"))
+    stage.flush()
+    with open(stage.path / "step-2" / "model", "wb", buffering=0) as file:
+        file.write(blob("2")[:1000])
+        shutil.rmtree(stage.path / "step-1")
+        (stage.path / "elsewhere" / "marker").write_bytes(b"x")
+        stage.arrives("elsewhere/marker")
+        assert (stage.backing / "step-1" / "model").read_bytes() == blob("1")
+        file.write(blob("2")[1000:])
+    stage.settle()

@@ -83,6 +83,7 @@ class Files:
         if handle.writable:
             node.writers -= 1
             if not node.writers:
+                node.closed = node.dirty is not None
                 self._tree.account(node)
                 if node.dirty is not None:
                     self._tree.touch_item(node)

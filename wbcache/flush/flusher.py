@@ -253,8 +253,8 @@ class Flusher:
             if due > self._volume.clock():
                 self._schedule(item)
                 continue
-            if isinstance(item, Node):
-                self.timing.release(item)
+            if isinstance(item, Node) and self.timing.expire(item):
+                continue
             plan = self.planner.plan(item)
             if plan is None:
                 self._nothing_to_do(item)

@@ -153,7 +153,7 @@ class Planner:
         missing = [link for link in node.links if link[0].share.get(link[1]) is not node]
         content = node.content
         if not node.slinks or (content is not None and content.whole):
-            if self._tree.held(node):
+            if self._tree.held(node) and not self._is_older(node):
                 return None
             return self._publish(node, present[0] if present else missing[0])
         if node.content_dirty:
@@ -204,15 +204,18 @@ class Planner:
             return blocked
         occupant = directory.share.get(name)
         seq = self._position(node, to)
-        if isinstance(transfer, Transfer) and transfer.content is not node.content:
+        if self._is_older(node) and isinstance(transfer, Transfer):
             # Rewritten since: what was copied is good for as long as it was in the mount.
             dirty = node.dirty
             until = dirty.next if dirty is not None and dirty.next else transfer.seq
             seq = max(self._named(to), transfer.seq)
             if self._tree.skipped.effective(seq, node) > until:
-                return Copy(node, directory)
+                return None if self._tree.held(node) else Copy(node, directory)
         waits = self._order(directory, seq, node, replaces=occupant is not None)
         return waits or Publish(node, to, occupant)
+
+    def _is_older(self, node: Node) -> bool:
+        return isinstance(node.transfer, Transfer) and node.transfer.is_older_than(node)
 
     def _named(self, to: Name) -> int:
         change = self._tree.changes.get(to)
@@ -437,13 +440,15 @@ class Planner:
         It does so where its predecessors are likely to be: beside it, and in the directories
         beside its own. A file at the root guards the root's own names only.
         """
-        tree = self._tree
         for own, _ in other.links:
             if own is directory:
                 return True
-            parent = own.parent
-            if parent is not None and tree.is_below(directory, parent):
-                return True
+            above: Directory | None = directory
+            while above is not None:
+                if above is own.parent:
+                    return True
+                # A directory that was removed here still has its place on the share.
+                above = above.parent or (above.slinks[0][0] if above.slinks else None)
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wbcache.flush.transfer import Transfer
 from wbcache.node import Node
 from wbcache.tree import Item
 from wbcache.volume import Volume
@@ -36,6 +37,9 @@ class Timing:
         if item.dirty is None or not item.links or kept_here:
             return 0.0 if item.transfer else None
         if self._tree.held(item):
+            transfer = item.transfer
+            if isinstance(transfer, Transfer) and transfer.is_older_than(item):
+                return item.retry_at  # what it held before goes out
             return self._held_until(item)
         if self.all_due or item.pulled:
             return item.retry_at
@@ -44,7 +48,13 @@ class Timing:
         return max(min(dirty.last + idle_delay, dirty.first + max_age), item.retry_at)
 
     def _held_until(self, node: Node) -> float:
-        """When a file that is still open for writing goes out all the same."""
+        """When something has to be done about a file that is still open for writing."""
+        assert node.dirty is not None
+        until = self._snapshot_at(node)
+        return min(until, node.dirty.first + HELD_LIMIT) if node.closed else until
+
+    def _snapshot_at(self, node: Node) -> float:
+        """When it goes out all the same."""
         dirty = node.dirty
         assert dirty is not None
         if self.all_due:
@@ -64,7 +74,22 @@ class Timing:
         return policy.idle_delay, policy.max_age
 
     def release(self, node: Node) -> None:
-        """A held node's time has come: from now on it is ordered like any other."""
+        """A held node goes out as it is."""
         if self._tree.held(node):
             node.released = True
             self._tree.account(node)
+
+    def expire(self, node: Node) -> bool:
+        """A node is due: if it is held, either it goes out, or (returned) others have waited for
+        it for long enough."""
+        if not self._tree.held(node):
+            return False
+        clock = self._volume.clock()
+        if node.closed and self._held_until(node) <= clock < self._snapshot_at(node):
+            node.closed = False
+            self._tree.account(node)
+            self._tree.touch_item(node)
+            return True
+        if self._snapshot_at(node) <= clock:
+            self.release(node)
+        return False

@@ -57,6 +57,10 @@ class Transfer:
         directory, name, _ = node.dropped
         return name in directory.local
 
+    def is_older_than(self, node: Node) -> bool:
+        """Whether it carries, complete, what the file held before it was rewritten."""
+        return self.current and self.content is not node.content
+
     @property
     def current(self) -> bool:
         """Whether the temporary is complete and can be published."""
