@@ -272,3 +272,50 @@ def test_appending(parity: Parity, state: State) -> None:
 
     works = [two, at_an_offset, switched_on, reopened]
     parity.check([Case(w.__name__, build_file, w) for w in works], state)
+
+
+@pytest.mark.parametrize("how", ["unlink", "replace", "replace by a link"])
+def test_a_reader_keeps_what_a_flush_takes_away(parity: Parity, state: State, how: str) -> None:
+    """The share gets the change while the file is open and was not read yet."""
+    ((place, _, shared),) = parity.build([Case("file", build_file, lambda top: None)], state)
+    fd = os.open(place / "file", os.O_RDWR)
+    try:
+        if how == "unlink":
+            os.unlink(place / "file")
+        elif how == "replace":
+            (place / "new").write_bytes(b"new")
+            os.replace(place / "new", place / "file")
+        else:
+            (place / "new").symlink_to("elsewhere")
+            os.replace(place / "new", place / "file")
+        parity.mount.flush()
+        assert not (shared / "file").exists() or (shared / "file").read_bytes() == b"new"
+        assert os.pread(fd, 1000, 0) == DATA
+        os.pwrite(fd, b"x", 5)
+        assert os.pread(fd, 10, 0) == b"01234x6789"
+    finally:
+        os.close(fd)
+
+
+def test_direct_io(parity: Parity, state: State) -> None:
+    """Either it works at any offset, or the open fails: never a wrong result."""
+    ((place, _, _),) = parity.build([Case("file", build_file, lambda top: None)], state)
+    fd = os.open(place / "file", os.O_RDWR | os.O_DIRECT)
+    try:
+        assert os.pread(fd, 7, 3) == DATA[3:10]
+        assert os.pwrite(fd, b"direct", 11) == 6
+        assert (place / "file").read_bytes() == DATA[:11] + b"direct" + DATA[17:]
+        os.ftruncate(fd, 12)
+        assert os.pread(fd, 4096, 4) == DATA[4:11] + b"d"
+    finally:
+        os.close(fd)
+
+
+def test_inode_numbers_are_never_used_twice(parity: Parity) -> None:
+    place, _ = parity.fresh()
+    seen = []
+    for _ in range(100):
+        (place / "file").touch()
+        seen.append(os.stat(place / "file").st_ino)
+        os.unlink(place / "file")
+    assert len(set(seen)) == 100
