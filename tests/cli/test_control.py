@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.waiting import wait_until_async
-from wbcache.control import protocol
+from wbcache.control import protocol, server
 from wbcache.control.client import ControlClient
 from wbcache.control.server import ControlServer, Progress, Rows
 from wbcache.errors import CacheInUseError, ConnectionLostError, NoSuchMountError, ReportedError
@@ -140,6 +140,23 @@ async def test_flush_sends_exact_paths_and_progress(tmp_path: os.PathLike[str]) 
     assert daemon.flushed == [b"a\n", b"\xff\xfe"]
     assert seen[0] == (2, 200, 100)
     assert remaining == [{"path": "left", "reason": "EACCES"}]
+
+
+async def test_the_answer_does_not_wait_for_the_next_progress(
+    tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PROGRESS_INTERVAL", 60.0)
+    daemon = FakeDaemon()
+    client = ControlClient(str(tmp_path))
+    async with serving(str(tmp_path), daemon):
+        with trio.fail_after(10):
+            await trio.to_thread.run_sync(
+                client.flush,
+                [b""],
+                None,
+                lambda *_: trio.from_thread.run_sync(daemon.release.set),
+                abandon_on_cancel=True,
+            )
 
 
 @pytest.mark.parametrize("command", ["flush", "umount"])

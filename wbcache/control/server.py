@@ -203,18 +203,22 @@ async def _with_progress(
 ) -> Rows:
     """The result of `run`, with its progress sent to the client while it runs."""
     latest = (0, 0, 0)
-    changed, gone, sent = trio.Event(), trio.Event(), trio.Event()
-    finished = False
+    changed, gone, over, sent = trio.Event(), trio.Event(), trio.Event(), trio.Event()
 
     def progress(files_left: int, bytes_left: int, bytes_done: int) -> None:
         nonlocal latest
         latest = (files_left, bytes_left, bytes_done)
         changed.set()
 
+    def leave() -> None:
+        gone.set()
+        over.set()
+        changed.set()
+
     async def send() -> None:
         # Ends between two lines, never within one, so that the reply after it can be read.
         nonlocal changed
-        while not (finished or gone.is_set()):
+        while not over.is_set():
             with trio.move_on_after(protocol.HEARTBEAT):
                 await changed.wait()
             changed = trio.Event()
@@ -222,9 +226,9 @@ async def _with_progress(
                 with trio.fail_after(REPLY_DEADLINE):
                     await stream.send_all(_progress_line(*latest))
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                gone.set()
+                leave()
             with trio.move_on_after(PROGRESS_INTERVAL):
-                await gone.wait()
+                await over.wait()
         sent.set()
 
     async def watch() -> None:
@@ -234,7 +238,7 @@ async def _with_progress(
                 pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        gone.set()
+        leave()
 
     async def cancel_when_gone() -> None:
         await gone.wait()
@@ -252,7 +256,7 @@ async def _with_progress(
         except Exception as error:
             # Raised below: from inside the nursery it would arrive wrapped in a group.
             failure = error
-        finished = True
+        over.set()
         changed.set()
         await sent.wait()
         nursery.cancel_scope.cancel()
