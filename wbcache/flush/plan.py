@@ -112,9 +112,14 @@ class Planner:
         Order edges to items in ``besides`` don't count: the way out of a circle.
         """
         self.besides = besides
-        if isinstance(item, Node):
-            return self._node(item)
-        return self._name(*item)
+        step = self._node(item) if isinstance(item, Node) else self._name(*item)
+        if isinstance(step, Rename | Link | InPlace | SetAttributes):
+            # What has the name by the time of the call may be what is just being put there.
+            directory, name = step.at if isinstance(step, InPlace | SetAttributes) else step.old
+            arriving = directory.arriving.get(name)
+            if arriving is not None and arriving is not step.node:
+                return Wait(arriving)
+        return step
 
     def park(self, item: Item) -> Park | None:
         """The step that frees the name an item waits for, when nothing else can."""
@@ -123,7 +128,9 @@ class Planner:
             return None
         for directory, name in node.links:
             occupant = directory.share.get(name)
-            if occupant is not None and occupant is not node and not occupant.busy:
+            if occupant is None or occupant is node or occupant.busy:
+                continue
+            if name not in directory.arriving:  # or else it is replaced at any moment
                 return Park(occupant, (directory, name))
         return None
 
