@@ -86,6 +86,7 @@ def close_volume(volume: Volume) -> None:
     """Close journal and store; the object is of no use afterwards."""
     volume.journal.close()
     volume.store.close()
+    volume.share.close()
     volume.tree.root.share_dirfd = None
 
 

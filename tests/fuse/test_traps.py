@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -226,18 +227,19 @@ def test_an_append_descriptor_and_pwrite(share: Path) -> None:
 def test_more_opens_than_descriptors(share: Path) -> None:
     (share / "file").write_bytes(b"content")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
-    try:
-        with Mounted(share) as mount:
-            held = []
-            try:
-                for i in range(100):
-                    (mount.path / f"new-{i}").write_bytes(b"n" * i)
-                    held.append(os.open(mount.path / "file", os.O_RDONLY))
-                assert all(os.pread(file, 7, 0) == b"content" for file in held)
-            finally:
-                for file in held:
-                    os.close(file)
-            assert all((mount.path / f"new-{i}").stat().st_size == i for i in range(100))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))  # for the daemon
+        try:
+            mount = stack.enter_context(Mounted(share))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        held = []
+        try:
+            for i in range(300):
+                (mount.path / f"new-{i}").write_bytes(b"n" * i)
+                held.append(os.open(mount.path / "file", os.O_RDONLY))
+            assert all(os.pread(file, 7, 0) == b"content" for file in held)
+        finally:
+            for file in held:
+                os.close(file)
+        assert all((mount.path / f"new-{i}").stat().st_size == i for i in range(300))

@@ -202,6 +202,13 @@ class Share:
         root.share_dirfd = self.root
         self._directories.pop(root, None)
 
+    def close(self) -> None:
+        """Give the descriptors back, each as soon as no call uses it any more."""
+        for directory in self._directories:
+            directory.share_dirfd = None
+        self._directories.clear()
+        self.root = Descriptor(-1)
+
     def forget_directory(self, directory: Directory) -> None:
         """A directory's descriptor may be stale: find it by name next time, and all above it."""
         at: Directory | None = directory
