@@ -77,6 +77,7 @@ class Volume:
         self.invalidate_entry: Callable[[int, bytes], None] = lambda parent, name: None
         self.events: deque[tuple[float, str]] = deque(maxlen=200)
         """What the operator should know: (wall-clock seconds, text), newest last."""
+        self._told: set[str] = set()
         self.local_lane = trio.CapacityLimiter(_SYNC_LANE)
         """Threads for the cache disk; a hung share can't take them."""
         self.settled = trio.Event()
@@ -100,6 +101,12 @@ class Volume:
         """Tell the operator, in the log and in `status`."""
         log.warning("%s", text)
         self.events.append((time.time(), text))
+
+    def report_once(self, text: str) -> None:
+        """The same for what would be said again and again: only the first time in this mount."""
+        if text not in self._told:
+            self._told.add(text)
+            self.report(text)
 
     # -- transactions --------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ import socket
 import time
 from dataclasses import dataclass
 
-from wbcache.errors import BindingError
+from wbcache.errors import BindingError, SourceError
 from wbcache.journal import Journal
 from wbcache.share import calls
-from wbcache.share.capabilities import Capabilities, probe
+from wbcache.share.capabilities import SHORTEST_NAMES, Capabilities, probe
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.names import OWN_DIRECTORY
 
@@ -119,6 +119,15 @@ def bind(
             read_only = True
     if capabilities is None:
         capabilities = Capabilities(name_max=os.fstatvfs(root.fd).f_namemax or 255)
+    if capabilities.name_max < SHORTEST_NAMES and not read_only:
+        raise SourceError(
+            source,
+            f"names there have {capabilities.name_max} bytes at most, wbcache's own need"
+            f" {SHORTEST_NAMES}",
+            "mount it with -o ro",
+        )
+    if not capabilities.case_sensitive:
+        warnings.append(f"{source} takes names that differ only in case for one: they are refused")
     return Binding(uuid, epoch, capabilities, read_only, warnings, foreign)
 
 

@@ -43,7 +43,6 @@ class Attributes:
         self._tree = volume.tree
         self._listings = listings
         self._files = files
-        self._warned: set[str] = set()
 
     async def change(self, node: Node, changes: Changes) -> None:
         """Apply a setattr; chmod and utimens never fail because the share refuses them."""
@@ -93,9 +92,7 @@ class Attributes:
         self._volume.commit(node, undo=undo)
 
     def _kept(self, what: str) -> int:
-        if what not in self._warned:
-            self._warned.add(what)
-            self._volume.report(f"the share can't store file {what}; they are kept here only")
+        self._volume.report_once(f"the share can't store file {what}; they are kept here only")
         return 0
 
     def _stamp_cache_file(self, node: Node) -> None:
@@ -141,6 +138,8 @@ class Attributes:
             raise error(errno.EOPNOTSUPP)
         if self._volume.read_only:
             raise error(errno.EROFS)
+        if value is not None and len(value) > self._volume.capabilities.xattr_max > 0:
+            raise error(errno.ERANGE)
         if flags or value is None:
             try:
                 await self.get_xattr(node, name)

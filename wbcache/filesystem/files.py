@@ -124,8 +124,11 @@ class Files:
     # -- writing -------------------------------------------------------------------------------
 
     async def write(self, node: Node, offset: int, data: bytes) -> int:
-        """Write bytes; returns how many. Raises ENOSPC or EIO when the cache can't hold them."""
+        """Write bytes; returns how many. Raises ENOSPC or EIO when the cache can't hold them, and
+        EFBIG when the share could not."""
         volume = self._volume
+        if offset + len(data) > volume.capabilities.size_max:
+            raise error(errno.EFBIG)
         if volume.frozen:
             while node.content in volume.frozen:
                 await volume.frozen[node.content].wait()
@@ -182,6 +185,8 @@ class Files:
         volume, tree = self._volume, self._tree
         if volume.read_only:
             raise error(errno.EROFS)
+        if size > volume.capabilities.size_max:
+            raise error(errno.EFBIG)
         if size == 0:
             self._restart(node)
             return

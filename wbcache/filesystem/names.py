@@ -52,8 +52,7 @@ class Names:
 
     async def _vacant(self, directory: Directory, name: bytes) -> None:
         """Check that a name may be made."""
-        if len(name) > self._volume.capabilities.name_max:
-            raise error(errno.ENAMETOOLONG)
+        self._check_name(directory, name)
         if self._volume.read_only:
             raise error(errno.EROFS)
         if not directory.links and directory is not self._tree.root:
@@ -67,6 +66,16 @@ class Names:
                 raise error(errno.EEXIST)
             if not directory.links and directory is not self._tree.root:
                 raise error(errno.ENOENT)
+
+    def _check_name(self, directory: Directory, name: bytes) -> None:
+        """Refuse what the share can't hold."""
+        can = self._volume.capabilities
+        if code := can.refusal(name):
+            raise error(code)
+        if not can.case_sensitive:
+            for names in (directory.local, directory.share):
+                if any(other != name and can.same_name(other, name) for other in names):
+                    raise OSError(errno.EEXIST, "the share takes it for another name")
 
     async def _existing(self, directory: Directory, name: bytes) -> Node:
         if self._volume.read_only:
@@ -114,6 +123,7 @@ class Names:
         if stat.S_IFMT(mode) in (0, stat.S_IFREG):
             return await self.create(directory, name, mode, uid, gid)
         await self._vacant(directory, name)
+        self._volume.report_once("fifos, sockets and devices are kept here only")
         node = self._volume.new_node(mode, uid, gid)
         node.rdev = rdev
         return self._make(directory, name, node)
@@ -217,8 +227,7 @@ class Names:
         """renameat2 with NOREPLACE and EXCHANGE; other flags are EINVAL."""
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == 3:
             raise error(errno.EINVAL)
-        if len(new) > self._volume.capabilities.name_max:
-            raise error(errno.ENAMETOOLONG)
+        self._check_name(new_dir, new)
         if is_hidden(new, at_root=new_dir is self._tree.root):
             raise OSError(errno.EPERM, "names of this form are wbcache's own")
         node = await self._existing(old_dir, old)

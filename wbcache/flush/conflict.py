@@ -25,10 +25,18 @@ def conflict_name(name: bytes, name_max: int, taken: set[bytes]) -> bytes:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for n in range(1 << 20):
         suffix = f".conflict-{host}-{stamp}{f'-{n}' if n else ''}".encode()
-        candidate = name[: name_max - len(suffix)] + suffix
+        candidate = _beginning(name, name_max - len(suffix)) + suffix
         if candidate not in taken:
             return candidate
     raise AssertionError("no free conflict name")
+
+
+def _beginning(name: bytes, length: int) -> bytes:
+    """At most so many bytes of a name, without half a character at the end: some shares take
+    nothing but UTF-8."""
+    while 0 < length < len(name) and name[length] & 0xC0 == 0x80:
+        length -= 1
+    return name[:length]
 
 
 async def settle_conflict(volume: Volume, node: Node | None, at: Name) -> None:
