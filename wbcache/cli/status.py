@@ -134,6 +134,10 @@ def _share_text(share: Mapping[str, Any]) -> str:
         text += f", {share['latency_ms']} ms a call"
     if share.get("silent_seconds"):
         text += f", silent for {output.format_seconds(float(share['silent_seconds']))}"
+    if share.get("full"):
+        text += ", full"
+    if share.get("order_suspended"):
+        text += ", order suspended"
     return text
 
 

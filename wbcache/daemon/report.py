@@ -80,6 +80,8 @@ def status(filesystem: FileSystem, flusher: Flusher) -> dict[str, Any]:
             "latency_ms": round(health.latency * 1000, 1),
             "silent_seconds": round(volume.clock() - silent, 1) if silent is not None else 0.0,
             "calls_under_way": health.stuck,
+            "full": flusher.room.is_short,
+            "order_suspended": flusher.room.order_suspended,
         },
         "errors": errors,
         "events": [{"time": at, "text": text} for at, text in volume.events],

@@ -28,9 +28,14 @@ def refused(error: OSError) -> bool:
     return error.errno in REFUSED
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the share has no room."""
+    return error.errno in SPACE
+
+
 def describe(error: OSError) -> str:
     """The error in words, without file names (those are shown beside it, escaped)."""
     text = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno in SPACE:
+    if is_full(error):
         return f"the share is full ({text})"
     return text

@@ -49,6 +49,8 @@ class FileFlusher:
         self._tree = volume.tree
         self._share = volume.share
         self.bytes_sent = 0
+        self.transfers: set[Node] = set()
+        """Files of which the share has a temporary, complete or not."""
 
     # -- whose file is it ----------------------------------------------------------------------
 
@@ -210,6 +212,7 @@ class FileFlusher:
         content.pins += 1
         content.redirty.append(transfer.redirty)
         node.transfer = transfer
+        self.transfers.add(node)
         try:
             await self._copy(node, transfer)
         except BaseException:
@@ -303,6 +306,7 @@ class FileFlusher:
     def abandon(self, node: Node) -> None:
         """Give a transfer up; its temporary is removed, now or by the next sweep."""
         transfer, node.transfer = node.transfer, None
+        self.transfers.discard(node)
         if not isinstance(transfer, Transfer):
             return
         self._tree.skipped.give_up(node)
@@ -356,6 +360,7 @@ class FileFlusher:
         directory, name = to
         occupant = directory.share.get(name)
         node.transfer = None
+        self.transfers.discard(node)
         tree.skipped.arrived(node)
         self.delivered(node, transfer.meta, transfer.xattrs)
         others = self.claim(node, to, signature)

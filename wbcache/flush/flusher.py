@@ -40,6 +40,7 @@ from wbcache.flush.plan import (
     Step,
     Wait,
 )
+from wbcache.flush.room import Room
 from wbcache.flush.settling import Settler
 from wbcache.flush.timing import Timing
 from wbcache.flush.transfer import SupersededError
@@ -73,6 +74,7 @@ class Flusher:
         self.names = NameFlusher(volume, self.files)
         self.planner = Planner(volume.tree)
         self.timing = Timing(volume)
+        self.room = Room(volume, self.files, self.planner)
         self.suspended = False
         """The share may not be changed (it has not been verified yet)."""
         self._event = trio.Event()
@@ -85,6 +87,8 @@ class Flusher:
         self._waiting: dict[Item, Item | None] = {}
         self._waiters: dict[Item, set[Item]] = {}
         self._large: deque[Item] = deque()
+        self._crowd: list[tuple[int, int, Item]] = []
+        """Items that are ready, but for which the share has no room just now."""
         self._circles_at = 0.0
         self._steps = 0
         self._running_small = 0
@@ -157,7 +161,14 @@ class Flusher:
     @property
     def is_stalled(self) -> bool:
         """Whether nothing runs and nothing will by itself."""
-        busy = self.running or self._ready or self._large or self._due_at or self._tree.touched
+        busy = (
+            self.running
+            or self._ready
+            or self._crowd
+            or self._large
+            or self._due_at
+            or self._tree.touched
+        )
         return not busy and not self._volume.strays
 
     @property
@@ -185,6 +196,7 @@ class Flusher:
 
     def turn(self, nursery: trio.Nursery) -> float:
         """Start every step that may be started now; returns when the next item is due."""
+        self.room.look()
         self._take_touched()
         now = self._volume.clock()
         while self._due and self._due[0][0] <= now:
@@ -243,8 +255,7 @@ class Flusher:
         flush = self._volume.config.flush
         for _ in range(min(len(self._large), flush.workers - self._running_large)):
             self._make_ready(self._large.popleft())
-        while self._ready and self._running_small < flush.small_workers:
-            _, _, item = heapq.heappop(self._ready)
+        while self._running_small < flush.small_workers and (item := self._next()) is not None:
             self._is_ready.discard(item)
             self._waiting.pop(item, None)
             due = self.timing.due(item)
@@ -262,11 +273,21 @@ class Flusher:
                 self._wait(item, plan.on)
             else:
                 self._start(nursery, item, plan)
+        if not self._ready and (removal := self.room.removal()) is not None:
+            self._waiting.pop(removal[0], None)
+            self._start(nursery, *removal)
         if self._waiting and not self._ready:
             now = self._volume.clock()
             if not self.running or now >= self._circles_at:
                 self._circles_at = now + CIRCLES
                 self._break_circles(nursery)
+
+    def _next(self) -> Item | None:
+        """The oldest item that is ready; of those that find no room, while there may be some."""
+        queue = self._ready
+        if self._crowd and self.room.is_open and (not queue or self._crowd[0] < queue[0]):
+            queue = self._crowd
+        return heapq.heappop(queue)[-1] if queue else None
 
     def _nothing_to_do(self, item: Item) -> None:
         if not isinstance(item, Node) or item.busy:
@@ -314,6 +335,11 @@ class Flusher:
         if large and self._running_large >= self._volume.config.flush.workers:
             self._large.append(item)
             return
+        if not self.room.admits(step):
+            self._is_ready.add(item)
+            heapq.heappush(self._crowd, (self._seq(item), next(self._tick), item))
+            return
+        self.room.begun(step)
         node.busy = True
         if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
             change.busy = True
@@ -346,8 +372,9 @@ class Flusher:
             node.retries = 0
         else:
             self._failed(item, step, error)
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                await self._look_for_directories(step)
+        self.room.ended(item, step, error)
+        if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            await self._look_for_directories(step)
         self._volume.step_ended()
         self._tree.touch_item(item)
         self._tree.touch_item(node)
@@ -418,6 +445,7 @@ class Flusher:
         elif isinstance(step, Publish | Rename | Link) and step.occupant not in (None, step.node):
             await self.files.hold(step.occupant, step.to)
         if isinstance(step, Copy):
+            await self.room.check(step.node)
             await self.files.copy(step.node, step.directory)
         elif isinstance(step, Publish):
             if step.node.is_symlink:
@@ -516,11 +544,14 @@ class Flusher:
         """Remove temporaries that nothing needs."""
         strays, self._volume.strays = self._volume.strays, []
         self._steps += 1
+        self.room.sweeping += 1
         try:
             for directory, name in strays:
                 await self._sweep_away(directory, name)
         finally:
             self._steps -= 1
+            self.room.sweeping -= 1
+            self.hurry()
 
     async def _sweep_away(self, directory: Directory, name: bytes) -> None:
         volume = self._volume

@@ -105,6 +105,8 @@ class Planner:
         self._tree = tree
         self.besides: Container[object] = ()
         """Items to which order edges don't count just now."""
+        self.bytes_wait = False
+        """The share has little room: bytes move only when what they bring could be published."""
 
     def plan(self, item: Item, *, besides: Container[object] = ()) -> Step | Wait | None:
         """The next step for an item; None when the share has it as it should be.
@@ -204,10 +206,11 @@ class Planner:
         if not directory.on_share:
             return Wait(directory)
         transfer = node.transfer
-        if not node.is_symlink and not (isinstance(transfer, Transfer) and transfer.current):
+        complete = node.is_symlink or (isinstance(transfer, Transfer) and transfer.current)
+        if not complete and not self.bytes_wait:
             return Copy(node, directory)
         blocked = self._blocked(node, to)
-        if blocked is not None:
+        if blocked is not None and (complete or isinstance(blocked, Wait)):
             return blocked
         occupant = directory.share.get(name)
         seq = self._position(node, to)
@@ -219,7 +222,7 @@ class Planner:
             if self._tree.skipped.effective(seq, node) > until:
                 return None if self._tree.held(node) else Copy(node, directory)
         waits = self._order(directory, seq, node, replaces=occupant is not None)
-        return waits or Publish(node, to, occupant)
+        return waits or (Publish(node, to, occupant) if complete else Copy(node, directory))
 
     def _is_older(self, node: Node) -> bool:
         return isinstance(node.transfer, Transfer) and node.transfer.is_older_than(node)

@@ -11,7 +11,7 @@ from wbcache.node import Content, Directory, Node, Signature
 
 
 class SupersededError(Exception):
-    """The file was removed while it moved: nobody wants the rest."""
+    """The file was removed while it moved, or has to make room: nobody wants the rest."""
 
 
 class Transfer:
@@ -20,6 +20,7 @@ class Transfer:
     __slots__ = (
         "content",
         "directory",
+        "given_up",
         "meta",
         "occupant",
         "redirty",
@@ -49,9 +50,13 @@ class Transfer:
         """The access and modification times that it carries, nanoseconds."""
         self.signature: Signature | None = None
         """What the share reports of the finished temporary; None while bytes move."""
+        self.given_up = False
+        """Its room is needed for something older."""
 
     def wanted(self, node: Node) -> bool:
         """Whether the file is still there, or at least the name that it had last."""
+        if self.given_up:
+            return False
         if node.links or node.dropped is None:
             return bool(node.links)
         directory, name, _ = node.dropped
