@@ -162,6 +162,8 @@ class Volume:
         if node.content is not None:
             self.drop_content(node)
         node.share_fd = None
+        if not node.slinks and isinstance(node, Directory):
+            self.share.drop_directory(node)
         if node.dirty is not None:
             node.dirty = None
             self.tree.dirty.discard(node)

@@ -83,29 +83,26 @@ class Share:
             raise OSError(errno.ETIMEDOUT, "the share does not answer")
         ticket = self.health.begin(question=question)
         with trio.move_on_after(deadline):
-            try:
-                result = await trio.to_thread.run_sync(call, limiter=lane, abandon_on_cancel=True)
-            except trio.Cancelled:
-                self.health.abandoned(ticket)
-                raise
-            except BaseException:
-                self.health.end(ticket)
-                raise
-            self.health.end(ticket)
-            return result
+            return await self._in_thread(lane, ticket, call)
         raise OSError(errno.ETIMEDOUT, f"the share did not answer within {deadline:g} s")
 
     async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Change the share: waits for as long as it takes."""
+        # Abandoned only when the daemon ends; intents tell the next one what may have happened.
         ticket = self.health.begin()
+        return await self._in_thread(self._flush, ticket, lambda: call(*args, **kwargs))
+
+    async def _in_thread(self, lane: trio.CapacityLimiter, ticket: int, call: Callable[[], T]) -> T:
         try:
-            # Abandoned only when the daemon ends; intents tell the next one what may have happened.
-            result = await trio.to_thread.run_sync(
-                lambda: call(*args, **kwargs), limiter=self._flush, abandon_on_cancel=True
-            )
+            result = await trio.to_thread.run_sync(call, limiter=lane, abandon_on_cancel=True)
         except trio.Cancelled:
             self.health.abandoned(ticket)
             raise
+        except OSError as error:
+            self.health.end(ticket)
+            # Its traceback holds the frames of the call and of trio, and one of those holds the
+            # error: the call's descriptors would stay open until that circle is collected.
+            raise error.with_traceback(None) from error.__cause__
         except BaseException:
             self.health.end(ticket)
             raise
@@ -166,6 +163,8 @@ class Share:
             if moves != self._moves:
                 continue  # a directory on the way may have been another one by now
             for (node, _), descriptor in zip(chain, opened, strict=True):
+                if not node.slinks:
+                    break  # just removed, with all below it
                 node.share_dirfd = descriptor
                 self._directories[node] = None
                 self._directories.move_to_end(node)
@@ -217,3 +216,8 @@ class Share:
                 del self._directories[at]
                 at.share_dirfd = None
             at = at.slinks[0][0]
+
+    def drop_directory(self, directory: Directory) -> None:
+        """A directory is gone from the share: its descriptor is of no use any more."""
+        self._directories.pop(directory, None)
+        directory.share_dirfd = None
