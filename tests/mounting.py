@@ -187,7 +187,15 @@ class Mounted:
 
     def kill(self) -> None:
         """SIGKILL the daemon and wait until it is gone. The dead mount stays."""
+        self.strike()
+        self.wait_killed()
+
+    def strike(self) -> None:
+        """SIGKILL the daemon; returns at once."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait_killed(self) -> None:
+        """Wait until the daemon is gone."""
         assert self._wait_for_end(END_DEADLINE), "the killed daemon did not end"
 
     def remount(self, config: Mapping[str, Any] | None = None) -> None:

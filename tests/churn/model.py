@@ -86,6 +86,10 @@ class Model:
         assert isinstance(entry, File)
         return entry
 
+    def directories(self) -> int:
+        """How many directories there are, the top included."""
+        return 1 + sum(isinstance(entry, Dir) for _, entry in self.walk())
+
     def walk(self) -> Iterator[tuple[str, Entry]]:
         """Every path and what it names, parents first."""
         stack: list[tuple[str, Dir]] = [("", self.root)]
@@ -107,10 +111,10 @@ class Model:
         """What a write may have left when its daemon was killed in the middle: the disk's file
         system takes a page at a time."""
         kind, *arguments = operation
-        if kind not in ("write", "append", "held_append"):
+        if kind not in ("write", "map", "append", "held_append"):
             return []
         *place, seed, size = arguments
-        start = place[1] if kind == "write" else len(self._target(place[0]).data)
+        start = place[1] if len(place) == 2 else len(self._target(place[0]).data)
         return [[kind, *place, seed, at - start, size] for at in _pages(start, start + size)]
 
     def _target(self, place: str | int) -> File:
@@ -154,6 +158,9 @@ class Model:
 
     def _write(self, path: str, offset: int, seed: int, size: int, of: int = 0) -> None:
         _store(self.file(path), offset, content(seed, of or size)[:size])
+
+    def _map(self, path: str, offset: int, seed: int, size: int, of: int = 0) -> None:
+        self._write(path, offset, seed, size, of)
 
     def _append(self, path: str, seed: int, size: int, of: int = 0) -> None:
         file = self.file(path)

@@ -1,18 +1,19 @@
 """Which operation comes next, and how it is carried out on a real directory.
 
 Every operation is one system call that changes something (after an open that does not), so that a
-kill leaves it either done or not.
+kill leaves it either done or not. What is written through a mapping is acknowledged by msync.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import random
 from collections.abc import Callable
 
-from tests.crash.model import Dir, File, Link, Model, Operation, content
+from tests.churn.model import PAGE, Dir, File, Link, Model, Operation, content
 
 MAX_FILES = 40
 MAX_DIRS = 12
@@ -34,6 +35,7 @@ class Chooser:
             "create": 8,
             "append": 14,
             "write": 8,
+            "map": 2,
             "rewrite": 5,
             "replace": 6,
             "truncate": 4,
@@ -122,6 +124,15 @@ class Chooser:
         if self._random.random() < 0.2:
             offset = size + self._random.randrange(10_000)
         return [["write", path, offset, self._seed(), self._size()]]
+
+    def _map(self) -> list[Operation]:
+        """Change bytes through a mapping, which cannot make a file longer."""
+        path = self._file()
+        size = len(self._model.file(path).data) if path else 0
+        if path is None or not size:
+            return []
+        offset = self._random.randrange(size)
+        return [["map", path, offset, self._seed(), min(size - offset, self._size())]]
 
     def _rewrite(self) -> list[Operation]:
         path = self._file()
@@ -294,6 +305,10 @@ class Chooser:
         return [["drop", self._random.choice(list(self._model.handles))]]
 
 
+class UnreadableError(OSError):
+    """Bytes that only the share has cannot be had."""
+
+
 class Executor:
     """Carries operations out in a real directory. Raises OSError."""
 
@@ -306,9 +321,17 @@ class Executor:
         getattr(self, "_" + operation[0])(*operation[1:])
 
     def read(self, path: str) -> bytes:
-        """A file's content."""
+        """A file's content. Raises UnreadableError when the share would have to be asked for it and
+        does not answer."""
         with open(self._path(path), "rb") as file:
-            return file.read()
+            return self._from_share(file.read)
+
+    def _from_share(self, read: Callable[[], bytes]) -> bytes:
+        try:
+            return read()
+        except OSError as error:
+            os.stat(self._root)  # says so if its daemon was killed
+            raise UnreadableError(error.errno, "cannot be read just now") from error
 
     def close(self) -> None:
         """Close what is held open."""
@@ -364,6 +387,22 @@ class Executor:
             _write_all(fd, data)
 
         self._with(path, os.O_WRONLY, write)
+
+    def _map(self, path: str, offset: int, seed: int, size: int) -> None:
+        data = content(seed, size)
+
+        def change(fd: int) -> None:
+            # What a page fault cannot get kills the process.
+            self._from_share(lambda: os.pread(fd, size + 2 * PAGE, max(0, offset - PAGE)))
+            with mmap.mmap(fd, 0) as mapping:
+                mapping[offset : offset + size] = data
+                try:
+                    mapping.flush()
+                except OSError:
+                    os.stat(self._root)  # says so if its daemon was killed
+                    raise
+
+        self._with(path, os.O_RDWR, change)
 
     def _append(self, path: str, seed: int, size: int) -> None:
         data = content(seed, size)

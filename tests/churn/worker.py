@@ -1,11 +1,12 @@
 """A process that works in its own directory of a mount and logs what was acknowledged.
 
-    python -m tests.crash.worker DIRECTORY STATE LOG SEED
+    python -m tests.churn.worker DIRECTORY STATE LOG SEED
 
 STATE holds the pickled model of the directory. The log has a line before each operation,
 ``["try", operation]``, and one after it, ``["done"]``; what is not done when the log ends was
-under way. It ends when the mount's daemon dies (exit code 0), on SIGTERM (0), or when something is
-not as it should be, after a line ``["wrong", text]`` (exit code 1).
+under way. When bytes that only the share has are out of reach for a while: ``["skipped"]``. The
+worker ends when the mount's daemon dies (exit code 0), on SIGTERM (0), or when something is not as
+it should be, after a line ``["wrong", text]`` (exit code 1).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import random
 import signal
 import sys
 
-from tests.crash.model import File, Model
-from tests.crash.operations import Chooser, Executor
+from tests.churn.model import File, Model
+from tests.churn.operations import Chooser, Executor, UnreadableError
 
 DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 """What a mount answers whose daemon has died."""
@@ -46,14 +47,22 @@ def main() -> int:
         while not stopped:
             for operation in chooser.next():
                 say("try", operation)
-                executor.execute(operation)
+                try:
+                    executor.execute(operation)
+                except UnreadableError:
+                    say("skipped")
+                    continue
                 say("done")
                 model.apply(operation)
             if random_.random() < READ_SHARE:
                 files = [(path, e) for path, e in model.walk() if isinstance(e, File)]
                 if files:
                     path, entry = random_.choice(files)
-                    if executor.read(path) != entry.data:
+                    try:
+                        data = executor.read(path)
+                    except UnreadableError:
+                        continue
+                    if data != entry.data:
                         say("wrong", f"{path} reads otherwise than it was written")
                         return 1
     except OSError as error:

@@ -1,6 +1,5 @@
 """Kill the daemon at any moment: what was acknowledged is there after the next mount.
 
-`model` says what a directory should hold, `operations` picks and carries out operations, `worker`
-is a process that does so through a mount and keeps a log of what was acknowledged, `mounting`
-starts, kills and unmounts daemons.
+`mounting` starts, kills and unmounts daemons, `killer` is a daemon that ends before its N-th call;
+`tests.churn` keeps it busy and knows what has to be there.
 """

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.model import Model, Operation, after_kill, differences
+from tests.churn.model import Model, Operation, after_kill, differences
+from tests.churn.operations import Executor
+from tests.churn.worker import DEAD
 from tests.crash.mounting import MountedCache, leftovers
-from tests.crash.operations import Executor
 from tests.crash.test_kill_random import seed_of_run
-from tests.crash.worker import DEAD
 from wbcache.control.client import ControlClient
 from wbcache.errors import NoSuchMountError
 

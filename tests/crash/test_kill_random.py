@@ -47,9 +47,9 @@ def _run(base: Path, source: Path | None, rounds: int, seed: int | None = None) 
                 work.round()
             work.finish()
         finally:
-            work.kill_workers()
-    print(f"{work.operations} operations in {rounds} rounds")
-    assert work.operations > rounds
+            work.team.end()
+    print(f"{work.team.operations} operations in {rounds} rounds")
+    assert work.team.operations > rounds
 
 
 def test_short_local(tmp_path: Path) -> None:
