@@ -107,9 +107,10 @@ class Team:
                 raise Wrong(self._describe(worker, [f"does not end in {deadline:g} s"])) from None
             worker.process = None
             self._replay(worker)
+            # SIGTERM ends one that has not begun yet, or has finished.
             mapped = worker.under_way is not None and worker.under_way[0] == "map"
             # A page of a mapping whose daemon has died cannot be had.
-            if code != 0 and not (code == -signal.SIGBUS and mapped):
+            if code not in (0, -signal.SIGTERM) and not (code == -signal.SIGBUS and mapped):
                 raise Wrong(self._describe(worker, [f"the worker ended with {code}"]))
 
     def end(self) -> None:
