@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 import uuid
@@ -14,7 +15,7 @@ import pytest
 
 from tests.waiting import wait_until
 from wbcache.errors import WbcacheError
-from wbcache.mounts import answer, canonical, is_below, mount_of, read_mounts, unmount
+from wbcache.mounts import canonical, is_below, mount_of, read_mounts, unmount
 
 TEST_FILE_SYSTEMS = ("fuse.wbcache", "fuse.faultshare", "fuse.sshfs")
 SESSION_MARK = "WBCACHE_TEST_SESSION"
@@ -33,15 +34,23 @@ def pytest_configure(config: pytest.Config) -> None:
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail the run, and clean up, when a mount or a process outlives the tests."""
     os.environ[SESSION_MARK] = mark = uuid.uuid4().hex
-    base = canonical(str(tmp_path_factory.getbasetemp()))
-    before = {entry.mount_id for entry in read_mounts()}
+    # Others may be testing at the same time: what is below these is ours.
+    own = tempfile.mkdtemp(prefix="wbcache-tests-")
+    places = [canonical(str(tmp_path_factory.getbasetemp())), canonical(own)]
+    os.chmod(own, 0o755)  # other users get to the mount points
+    before, os.environ["TMPDIR"] = os.environ.get("TMPDIR"), own
+    tempfile.tempdir = None
     yield
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
     mounts = [
         entry
         for entry in read_mounts()
         if entry.fstype in TEST_FILE_SYSTEMS
-        and entry.mount_id not in before
-        and (is_below(entry.mountpoint, base) or answer(entry) == "dead")
+        and any(is_below(entry.mountpoint, place) for place in places)
     ]
     # A daemon that is told to end unmounts by itself; what is still mounted then is detached.
     processes = _processes_marked(mark)
@@ -51,6 +60,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     for entry in reversed(mounts):
         with contextlib.suppress(WbcacheError):
             unmount(entry.mountpoint, lazy=True)
+    if not any(is_below(entry.mountpoint, own) for entry in read_mounts()):
+        shutil.rmtree(own)
     left = [f"{entry.fstype} at {entry.mountpoint}" for entry in mounts]
     left += [f"process {pid}: {command}" for pid, command in processes.items()]
     assert not left, "left behind by the tests: " + "; ".join(left)
