@@ -18,6 +18,7 @@ LAYERS: list[set[str]] = [
     {"config", "options", "disks", "recovered"},
     {"share"},
     {"journal", "store", "daemon.lock", "frozen", "sharedcall"},
+    {"remembered"},
     {"loading", "volume", "laying"},
     {"flush"},
     {"filesystem"},

@@ -106,8 +106,12 @@ class WatchedShare(Share):
 class Mounted:
     """An open volume with its file system and flusher, running in a trio nursery."""
 
-    def __init__(self, volume: Volume, filesystem: FileSystem, flusher: Flusher) -> None:
+    def __init__(
+        self, volume: Volume, filesystem: FileSystem, flusher: Flusher, nursery: trio.Nursery
+    ) -> None:
         self.volume = volume
+        self.nursery = nursery
+        """Ends with the mount."""
         self.filesystem = filesystem
         self.flusher = flusher
 
@@ -148,7 +152,7 @@ async def mounted(
                 await flusher.run()
 
             nursery.start_soon(settle_and_flush)
-            yield Mounted(volume, filesystem, flusher)
+            yield Mounted(volume, filesystem, flusher, nursery)
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):

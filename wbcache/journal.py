@@ -44,6 +44,12 @@ CREATE TABLE IF NOT EXISTS temporary (name BLOB PRIMARY KEY, parent INT) WITHOUT
 CREATE TABLE IF NOT EXISTS intent (
     id INTEGER PRIMARY KEY, kind TEXT, ino INT, parent INT, name BLOB,
     size INT, mtime INT, sino INT);
+CREATE TABLE IF NOT EXISTS seen_directory (
+    ino INTEGER PRIMARY KEY, names INT, used INT, complete INT);
+CREATE TABLE IF NOT EXISTS seen (
+    parent INT, name BLOB, ino INT, mode INT, uid INT, gid INT, size INT, mtime INT, ctime INT,
+    atime INT, target BLOB, base_size INT, base_mtime INT, base_ino INT,
+    PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
 EXTENT_DIRTY, EXTENT_CLEAN, EXTENT_ABSENT = 1, 2, 0
@@ -71,6 +77,38 @@ class Intent(NamedTuple):
     mtime: int
     sino: int
     """What the share would report afterwards. For `make`, size is the mode of what is made."""
+
+
+class SeenRow(NamedTuple):
+    """A name that the share had, and what was known of it. It holds only where no row of `name`
+    says otherwise."""
+
+    parent: int
+    name: bytes
+    ino: int
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime: int
+    ctime: int
+    atime: int
+    target: bytes | None
+    base_size: int | None
+    """With the next two the signature; None when the attributes were never asked for."""
+    base_mtime: int | None
+    base_ino: int | None
+
+
+class SeenDirectory(NamedTuple):
+    """How much is stored of a directory of the share."""
+
+    ino: int
+    names: int
+    used: int
+    """When it was last seen, wall-clock seconds."""
+    complete: int
+    """Whether that is every name in it."""
 
 
 def _to_oserror(error: sqlite3.Error) -> OSError:
@@ -120,6 +158,9 @@ class Journal:
         self._wal_fd = -1
         self.ranged: set[int] = {row[0] for row in self._execute("SELECT gen FROM extent")}
         """Generations that have (or had, after a failure) rows of ranges."""
+        rows = self._execute("SELECT ino FROM seen_directory")
+        self._seen: set[int] = {row[0] for row in rows}
+        """Directories that have (or had, after a failure) rows of what was seen in them."""
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -244,6 +285,8 @@ class Journal:
         local, share = directory.local.get(name), directory.share.get(name)
         if local is None and share is None:
             self._execute("DELETE FROM name WHERE parent=? AND name=?", (directory.ino, name))
+            if directory.ino in self._seen:
+                self._execute("DELETE FROM seen WHERE parent=? AND name=?", (directory.ino, name))
             return
         for node in (local, share):
             if node is not None and not node.journaled:
@@ -349,6 +392,29 @@ class Journal:
         """It is known and stored under which names the share has a node (inside `save`)."""
         self._execute("DELETE FROM intent WHERE ino=? AND kind IN ('rename', 'make')", (ino,))
 
+    def put_seen(self, rows: list[SeenRow], next_ino: int) -> None:
+        """Store what the share has shown, and which inode numbers are taken (inside `save`)."""
+        self._seen.update(row.parent for row in rows)
+        marks = ",".join("?" * len(SeenRow._fields))
+        self._db.executemany(f"INSERT OR REPLACE INTO seen VALUES({marks})", rows)
+        self.set_meta("next_ino", next_ino)
+
+    def put_seen_directories(self, rows: list[SeenDirectory], next_ino: int) -> None:
+        """Store that what is known of directories is stored (inside `save`)."""
+        self._seen.update(row.ino for row in rows)
+        self._db.executemany("INSERT OR REPLACE INTO seen_directory VALUES(?,?,?,?)", rows)
+        self.set_meta("next_ino", next_ino)
+
+    def forget_seen(self, ino: int) -> None:
+        """Remove what was seen in a directory."""
+
+        def forget() -> None:
+            self._execute("DELETE FROM seen_directory WHERE ino=?", (ino,))
+            self._execute("DELETE FROM seen WHERE parent=?", (ino,))
+
+        self.save(extra=forget)
+        self._seen.discard(ino)
+
     def set_meta(self, key: str, value: str | int) -> None:
         """Store a fact about the whole cache."""
         self._run("INSERT OR REPLACE INTO meta VALUES(?,?)", (key, value))
@@ -403,6 +469,19 @@ class Journal:
         with self._readable():
             row = self._execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
         return row[0] if row else None
+
+    def seen_directories(self) -> list[SeenDirectory]:
+        """The rows of `put_seen_directories`, the one seen longest ago first."""
+        with self._readable():
+            # Numbers are given on the way down, so that a directory comes after what is in it.
+            rows = self._execute("SELECT * FROM seen_directory ORDER BY used, ino DESC").fetchall()
+        return [SeenDirectory(*row) for row in rows]
+
+    def seen(self, parent: int) -> list[SeenRow]:
+        """What was seen in a directory."""
+        with self._readable():
+            rows = self._execute("SELECT * FROM seen WHERE parent=?", (parent,)).fetchall()
+        return [SeenRow(*row) for row in rows]
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """All rows of a table, in order of its key."""

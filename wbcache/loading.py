@@ -6,6 +6,7 @@ docs/internals.md has the crash table: what may be on disk, and what repairs it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -123,6 +124,7 @@ class _Loader:
             node.renamed = bool(flags & FLAG_RENAMED)
         if base_size is not None:
             node.base = Signature(base_size, base_mtime, base_ino)
+            node.attrs_at = -math.inf  # known, but not how long ago
         # Two nodes with one generation: the outcome of the older one could not be stored.
         other = self._contents.get(gen)
         if other is not None and other[1].seq < (gen_seq or 0):
@@ -307,7 +309,8 @@ class _Loader:
         for gen in journal.ranged - kept:
             journal.forget_extents(gen)
         # What is left of a node that is forgotten must not be taken for another's.
-        tree.next_ino = max([tree.next_ino, *(ino + 1 for ino in unsettled | self._marked)])
+        taken = [ino + 1 for ino in unsettled | self._marked]
+        tree.next_ino = max(tree.next_ino, int(journal.get_meta("next_ino") or 0), *taken)
         for name, parent in journal.rows("temporary"):
             directory = tree.nodes.get(parent)
             if isinstance(directory, Directory) and isinstance(name, bytes):

@@ -24,6 +24,7 @@ from wbcache.frozen import FrozenCopy
 from wbcache.journal import EXTENT_DIRTY, Journal
 from wbcache.node import Content, Directory, Node, Signature
 from wbcache.policy import Policies
+from wbcache.remembered import Remembered
 from wbcache.share import calls
 from wbcache.share.capabilities import Capabilities
 from wbcache.share.descriptor import Descriptor
@@ -69,6 +70,7 @@ class Volume:
             idle_delay=config.flush.idle_delay,
             max_age=config.flush.max_age,
         )
+        self.remembered = Remembered(tree, journal)
         tree.skipped.scratch_age = config.flush.idle_delay
         self.next_gen = 1
         self.share_clock = 0
@@ -470,6 +472,8 @@ class Volume:
         if node.is_dir:
             if node.base is None:
                 node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+            if node.base != signature:
+                self.remembered.saw(node)
             node.base = signature
             if not node.ours:
                 node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid
@@ -486,6 +490,7 @@ class Volume:
         node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid
         node.size = st.st_size
         node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+        self.remembered.saw(node)
         if first:
             return False
         content, node.content = node.content, None

@@ -65,11 +65,23 @@ class SteppedWorld(Operations):
         flusher = SteppedFlusher(volume, fs.listings.gone)
         flusher.on_step = self.step_begins
         self.attach(volume, fs, flusher)
+        self.recall(volume.tree.root)
         self.tasks = Tasks()
         self.tasks.start_soon(settle_intents, volume, loaded)
 
+    def recall(self, directory: Directory) -> None:
+        """Use all that was remembered: it has to be right without another look."""
+        self.fs.listings._recall(directory)
+        if directory.listed_at is not None:
+            directory.listed_at = self.now
+        for node in list(directory.local.values()):
+            if isinstance(node, Directory):
+                self.recall(node)
+
     def kill(self) -> None:
         """End everything where it is, as SIGKILL does, and start again."""
+        if self.random.random() < 0.5:
+            self.volume.remembered.store()
         self.stop()
         self.detach()
         seq = self.tree.seq

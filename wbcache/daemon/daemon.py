@@ -117,6 +117,7 @@ class Daemon:
             services.start_soon(self._guard, self._probe)
             services.start_soon(self._guard, self._volume.make_spares)
             services.start_soon(self._guard, Syncer(self._volume).run)
+            services.start_soon(self._guard, self._volume.remembered.run)
             services.start_soon(self._signals)
             services.start_soon(server.serve)
             services.start_soon(self._announce, ready)
@@ -129,6 +130,7 @@ class Daemon:
                 operations.close()
                 pyfuse3.close(unmount=False)
             await self._drain()
+            self._volume.remembered.store()
             await server.finish()
             services.cancel_scope.cancel()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import stat
 import time
@@ -50,6 +51,8 @@ class Listings:
 
         Raises OSError (ETIMEDOUT) when the share has to be asked and does not answer.
         """
+        if directory.listed_at is None:
+            self._recall(directory)
         node = directory.local.get(name)
         if node is not None:
             if directory.on_share and directory.listed_at is not None:
@@ -59,7 +62,7 @@ class Listings:
         if not directory.on_share or name in directory.share:
             return None
         if directory.listed_at is not None:
-            await self._freshen(directory, patient=True)
+            await self._freshen(directory, patient=True, certain=True)
             return directory.local.get(name)
         return await self._ask(directory, name)
 
@@ -123,7 +126,13 @@ class Listings:
         self._tree.set_share(directory, name, node, now)
         self._tree.set_local(directory, name, node, now)
         self._volume.policy_changed(node)
+        self._volume.remembered.saw(node)
         return node
+
+    def _recall(self, directory: Directory) -> None:
+        """What an earlier mount knew of a directory does until the share answers."""
+        for node in self._volume.remembered.recall(directory, self._volume.clock()):
+            self._volume.policy_changed(node)
 
     # -- attributes ----------------------------------------------------------------------------
 
@@ -136,6 +145,13 @@ class Listings:
             await self._stat(node)
         elif age is None or age > self._volume.config.share.attr_ttl:
             prompt = self._share.health.prompt
+            if age == math.inf and not node.ours and prompt:
+                # Known from an earlier mount, which may be long ago.
+                try:
+                    await self._stat(node)
+                except TimeoutError:
+                    pass
+                return
             if node not in self._stats:
                 self._nursery.start_soon(self._stat_quietly, node)
             if not node.ours and prompt and age is not None:
@@ -186,6 +202,7 @@ class Listings:
         """Where a symbolic link points, byte for byte."""
         if not node.target and node.slinks:
             node.target = await self._volume.at_place(node, self._share.look, calls.readlink)
+            self._volume.remembered.saw(node)
         return node.target
 
     # -- listings ------------------------------------------------------------------------------
@@ -198,8 +215,10 @@ class Listings:
         """
         if not directory.on_share:
             return
+        if directory.listed_at is None:
+            self._recall(directory)
         if directory.listed_at is not None:
-            await self._freshen(directory, patient=True)
+            await self._freshen(directory, patient=True, certain=True)
             return
         refresh = self._start_listing(directory)
         with trio.move_on_after(self._volume.config.share.lookup_deadline):
@@ -209,15 +228,22 @@ class Listings:
                 raise refresh.error
             raise OSError(errno.ETIMEDOUT, "the share did not list the directory in time")
 
-    async def _freshen(self, directory: Directory, *, patient: bool) -> None:
+    async def _freshen(self, directory: Directory, *, patient: bool, certain: bool = False) -> None:
+        """Have a listing that is past its TTL repeated. A ``patient`` caller waits a moment for it
+        while the share answers; longer, if what it knows is of an earlier mount and it would say
+        from that (``certain``) that something is not there."""
         directory.hot = True
-        age = self._volume.clock() - (directory.listed_at or 0.0)
+        age = math.inf
+        if directory.listed_at is not None:
+            age = self._volume.clock() - directory.listed_at
         if age <= self._ttl(directory) or not self._share.health.answering:
             return
         prompt = self._share.health.prompt
         refresh = self._start_listing(directory)
         if patient and prompt and not refresh.slow:
-            with trio.move_on_after(PATIENCE):
+            recalled = certain and age == math.inf
+            patience = self._volume.config.share.lookup_deadline if recalled else PATIENCE
+            with trio.move_on_after(patience):
                 await refresh.done.wait()
                 return
             refresh.slow = True
@@ -312,6 +338,7 @@ class Listings:
             directory.pins = {n: at for n, at in directory.pins.items() if at > began} or None
         if changed:
             directory.mtime = directory.ctime = time.time_ns()
+        self._volume.remembered.listed(directory)
 
     def gone(self, directory: Directory, name: bytes) -> None:
         """Somebody else removed a name from the share.

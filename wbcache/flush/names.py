@@ -53,7 +53,9 @@ class NameFlusher:
         volume.changed_on_share(parent, name)
         # One that was there already may hold anything; one that we made holds nothing yet.
         node.listed_at = now if new else None
-        if not new:
+        if new:
+            volume.remembered.listed(node)
+        else:
             path = os.fsdecode(self._tree.name_path(parent, name))
             volume.report(f"directory {path!r} was made on the share too; the two are one now")
         self._tree.settle(node, now)
