@@ -167,6 +167,7 @@ class Node:
         "fsynced",
         "gid",
         "handles",
+        "in_vain",
         "ino",
         "journaled",
         "links",
@@ -249,6 +250,8 @@ class Node:
         """An open descriptor of the share's file, while handles read through it."""
         self.trouble: str | None = None
         """Why it is quarantined; None when it is not."""
+        self.in_vain: str | None = None
+        """What quarantined thing it waits for, in words; None when it does not."""
         self.retries = 0
         self.retry_at = 0.0
         self.journaled = False

@@ -23,7 +23,7 @@ Item = Node | Name
 class NameChange:
     """A name under which the views differ."""
 
-    __slots__ = ("busy", "first", "pulled", "retries", "retry_at", "seq", "trouble")
+    __slots__ = ("busy", "first", "in_vain", "pulled", "retries", "retry_at", "seq", "trouble")
 
     def __init__(self, seq: int, now: float) -> None:
         self.seq = seq
@@ -32,6 +32,7 @@ class NameChange:
         self.pulled = False
         self.busy = False
         self.trouble: str | None = None
+        self.in_vain: str | None = None
         self.retries = 0
         self.retry_at = 0.0
 
@@ -50,9 +51,9 @@ class Tree:
         """Nodes with unflushed operations that still have a name in the mount."""
         self.order: OrderedLog[Node] = OrderedLog()
         """The counted nodes by dirty_since: those that others have to wait for."""
-        self.holding: set[Node] = set()
-        """Dirty nodes that are not counted, because they are still written or quarantined; they
-        hold back only removals near them."""
+        self.holding: dict[Directory, set[Node]] = {}
+        """Dirty nodes that are not counted, by the directories they are in: those still written,
+        quarantined, or waiting in vain. They hold back only removals near them."""
         self.skipped = Skipped()
         self.touched: set[Item] = set()
         """What changed since the flusher last looked."""
@@ -179,6 +180,8 @@ class Tree:
             self.touch_item(old)
         if node is not None:
             self._uncount(node)
+            if node.trouble and not (node.content and node.content.torn):
+                node.trouble = None  # it may have been refused for its name, or its place
             directory.local[name] = node
             node.links.append((directory, name))
             directory.subdirectories += node.is_dir
@@ -256,6 +259,7 @@ class Tree:
             node.dirty is not None
             and bool(node.links)
             and not node.trouble
+            and not node.in_vain
             and not node.never
             and not node.local_only
             and (node.closed or not self.held(node))
@@ -295,8 +299,9 @@ class Tree:
         if dirty is None:
             return
         if not self.holds_others(node):
-            if node.links and not self.excluded(node) and not self._only_attributes(node):
-                self.holding.add(node)
+            if not self.excluded(node) and not self._only_attributes(node):
+                for parent, _ in node.links:
+                    self.holding.setdefault(parent, set()).add(node)
             return
         node.counted = since = dirty.since
         self.order.add(since, node)
@@ -313,7 +318,8 @@ class Tree:
                 parent.busy_dirs.discard(node)
             self._bump(parent, -node.below)
         if not node.counted:
-            self.holding.discard(node)
+            if self.holding:
+                self._release(node)
             return
         node.counted = 0
         self.order.discard(node)
@@ -323,6 +329,13 @@ class Tree:
                 if not parent.pending:
                     parent.pending = None
             self._bump(parent, -1)
+
+    def _release(self, node: Node) -> None:
+        for parent, _ in node.links:
+            if (holding := self.holding.get(parent)) is not None:
+                holding.discard(node)
+                if not holding:
+                    del self.holding[parent]
 
     def _bump(self, directory: Directory | None, delta: int) -> None:
         while directory is not None:

@@ -209,8 +209,11 @@ def check(walk: Walk) -> None:
     assert entries(tree.order) == sorted((since[n], n.ino) for n in counted)
     assert tree.dirty == {n for n in nodes if n.dirty is not None and n.links}
     kept_back = {n for n in tree.dirty if n not in since}
-    assert tree.holding == {n for n in kept_back if not n.never and not only_attributes(n)}
+    holding = {n for n in kept_back if not n.never and not only_attributes(n)}
+    assert set(tree.holding) == {parent for n in holding for parent, _ in n.links}
     for directory in walk.directories():
+        guards = {n for n in holding for parent, _ in n.links if parent is directory}
+        assert tree.holding.get(directory, set()) == guards
         inside = [n for n in counted for parent, _ in n.links if parent is directory]
         assert set(entries(directory.pending)) == {(since[n], n.ino) for n in inside}
         below = [n for n in counted for parent, _ in n.links if tree.is_below(parent, directory)]

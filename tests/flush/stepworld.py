@@ -33,6 +33,7 @@ class SteppedWorld(Operations):
     """Operations with the flusher's steps, time and kills in between, all of them actions."""
 
     flusher: SteppedFlusher
+    share_type: type[SteppedShare] = SteppedShare
 
     def __init__(self, place: str, setting: Setting) -> None:
         super().__init__(os.path.join(place, "share"))
@@ -56,7 +57,7 @@ class SteppedWorld(Operations):
             config=self.setting.config,
             capabilities=self.setting.capabilities,
             clock=lambda: self.now,
-            share_type=SteppedShare,
+            share_type=self.share_type,
             volume_type=SteppedVolume,
         )
         share = cast(SteppedShare, volume.share)

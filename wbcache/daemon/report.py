@@ -34,7 +34,7 @@ def _row(filesystem: FileSystem, item: Item) -> dict[str, Any]:
             "state": filesystem.attributes.state(item).partition(":")[0],
             "bytes": item.dirty_bytes,
             "age_seconds": round(now - first, 1),
-            "reason": item.trouble or "",
+            "reason": item.trouble or item.in_vain or "",
         }
     directory, name = item
     change = tree.changes.get(item)
@@ -45,7 +45,7 @@ def _row(filesystem: FileSystem, item: Item) -> dict[str, Any]:
         "state": "to be removed",
         "bytes": 0,
         "age_seconds": round(now - change.first, 1) if change else 0.0,
-        "reason": (change.trouble or "") if change else "",
+        "reason": (change.trouble or change.in_vain or "") if change else "",
     }
 
 

@@ -112,6 +112,9 @@ class Flusher:
 
     def pull(self, item: Item) -> None:
         """Make an item due at once; one that failed before is tried again."""
+        if self.is_hopeless(item) and (on := self._waiting.get(item)) is not None:
+            self._in_vain(item, None)
+            self.pull(on)
         if isinstance(item, Node):
             item.pulled = True
             item.retry_at = 0.0
@@ -144,19 +147,8 @@ class Flusher:
 
     def is_hopeless(self, item: Item) -> bool:
         """Whether an item, or what it waits for in the end, was refused by the share for good."""
-        at: Item | None = item
-        for _ in range(len(self._waiting) + 1):
-            if isinstance(at, Node):
-                if at.trouble is not None:
-                    return True
-            elif at is not None:
-                change = self._tree.changes.get(at)
-                if change is not None and change.trouble is not None:
-                    return True
-            if at is None or at not in self._waiting:
-                return False
-            at = self._waiting[at]
-        return False
+        state = item if isinstance(item, Node) else self._tree.changes.get(item)
+        return state is not None and bool(state.trouble or state.in_vain)
 
     @property
     def is_stalled(self) -> bool:
@@ -224,11 +216,14 @@ class Flusher:
         touched, self._tree.touched = self._tree.touched, set()
         for item in touched:
             self._waiting.pop(item, None)
-            for waiter in self._waiters.pop(item, ()):
-                if self._waiting.get(waiter) == item:
-                    del self._waiting[waiter]
-                    self._make_ready(waiter)
+            self._wake_waiters(item)
             self._schedule(item)
+
+    def _wake_waiters(self, item: Item) -> None:
+        for waiter in self._waiters.pop(item, ()):
+            if self._waiting.get(waiter) == item:
+                del self._waiting[waiter]
+                self._make_ready(waiter)
 
     def _schedule(self, item: Item) -> None:
         due = self.timing.due(item)
@@ -258,6 +253,7 @@ class Flusher:
         while self._running_small < flush.small_workers and (item := self._next()) is not None:
             self._is_ready.discard(item)
             self._waiting.pop(item, None)
+            self._in_vain(item, None)
             due = self.timing.due(item)
             if due is None:
                 continue
@@ -305,6 +301,8 @@ class Flusher:
         self._waiting[item] = on
         if on is None:
             return
+        if self.is_hopeless(on):
+            self._in_vain(item, on)
         self._waiters.setdefault(on, set()).add(item)
         if on != item and on not in self._waiting and on not in self._is_ready:
             # What others wait for is due, whatever its own time.
@@ -315,6 +313,24 @@ class Flusher:
             elif (change := self._tree.changes.get(on)) is not None and not change.pulled:
                 change.pulled = True
                 self._schedule(on)
+
+    def _in_vain(self, item: Item, on: Item | None) -> None:
+        """Note that an item waits for something quarantined (None: it does not any more).
+
+        Whoever waits for it in turn, without having to, does so no longer.
+        """
+        state = item if isinstance(item, Node) else self._tree.changes.get(item)
+        if state is None or (on is None) == (state.in_vain is None):
+            return
+        state.in_vain = None if on is None else self._reason(on)
+        if isinstance(item, Node):
+            self._tree.account(item)
+        self._wake_waiters(item)
+
+    def _reason(self, on: Item) -> str:
+        state = on if isinstance(on, Node) else self._tree.changes[on]
+        path = self._tree.path(on) if isinstance(on, Node) else self._tree.name_path(*on)
+        return state.in_vain or f"waits for {os.fsdecode(path)!r}, which is quarantined"
 
     def _break_circles(self, nursery: trio.Nursery) -> None:
         """Take a step for each group of items that wait for each other."""

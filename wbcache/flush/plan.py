@@ -401,15 +401,19 @@ class Planner:
         blocker = tree.latest_before(seq, node, besides)
         if blocker is not None:
             return Wait(blocker)
-        for other in tree.holding:
-            if (
-                other is not node
-                and other not in self.besides
-                and other.dirty is not None
-                and other.dirty.since < seq
-                and self._guards(other, directory)
-            ):
-                return Wait(other)
+        for own, others in tree.holding.items():
+            near = directory is own or directory is own.parent
+            if not near and not self._is_beside(directory, own):
+                continue
+            for other in others:
+                if (
+                    other is not node
+                    and other not in self.besides
+                    and other.dirty is not None
+                    and other.dirty.since < seq
+                    and (near or not (other.trouble or other.in_vain))
+                ):
+                    return Wait(other)
         return None
 
     def follows(self, other: Node, directory: Directory, seq: int, *, replaces: bool) -> bool:
@@ -444,21 +448,19 @@ class Planner:
             return True  # it waits for everything that is older than its place
         return not replaces and self._tree.is_below(directory, to[0])
 
-    def _guards(self, other: Node, directory: Directory) -> bool:
-        """Whether a held or quarantined node keeps removals in ``directory`` waiting.
+    def _is_beside(self, directory: Directory, own: Directory) -> bool:
+        """Whether a directory is in one beside ``own``, or deeper.
 
-        It does so where its predecessors are likely to be: beside it, and in the directories
-        beside its own. A file at the root guards the root's own names only.
+        A file still being written guards those too, for as long as that lasts: the predecessors of
+        a checkpoint that is a directory are there. What is in the root guards the root's own names
+        only, and what may never arrive only its own directory and the one that holds it.
         """
-        for own, _ in other.links:
-            if own is directory:
+        above: Directory | None = directory
+        while above is not None:
+            if above is own.parent:
                 return True
-            above: Directory | None = directory
-            while above is not None:
-                if above is own.parent:
-                    return True
-                # A directory that was removed here still has its place on the share.
-                above = above.parent or (above.slinks[0][0] if above.slinks else None)
+            # A directory that was removed here still has its place on the share.
+            above = above.parent or (above.slinks[0][0] if above.slinks else None)
         return False
 
 

@@ -1,0 +1,1 @@
+"""Every error of the share, at every call that the flusher makes on it."""
