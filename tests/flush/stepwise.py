@@ -140,6 +140,10 @@ class SteppedVolume(Volume):
         await pause()
 
 
+async def _sleep(seconds: float) -> None:
+    await pause()
+
+
 class SteppedFlusher(Flusher):
     """A flusher that shows each step before it begins."""
 
@@ -148,6 +152,7 @@ class SteppedFlusher(Flusher):
 
     def __init__(self, volume: Volume, gone: Callable[..., None]) -> None:
         super().__init__(volume, gone)
+        self.failures.sleep = _sleep
         self._forced = False
 
     @property
@@ -158,9 +163,6 @@ class SteppedFlusher(Flusher):
     def waits_for(self, item: Item) -> Item | None:
         """What a waiting item waits for."""
         return self._waiting.get(item)
-
-    async def _sleep(self, seconds: float) -> None:
-        await pause()
 
     def _break_circles(self, nursery: trio.Nursery) -> None:
         self._forced = True

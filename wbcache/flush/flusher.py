@@ -12,8 +12,6 @@ import heapq
 import logging
 import math
 import os
-import random
-import stat
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -21,9 +19,9 @@ from itertools import count
 import trio
 
 from wbcache.flush import blocking
-from wbcache.flush.conflict import settle_conflict
 from wbcache.flush.cycles import circles, way_out
-from wbcache.flush.errors import describe, refused
+from wbcache.flush.errors import describe
+from wbcache.flush.failures import Failures
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.names import NameFlusher
 from wbcache.flush.plan import (
@@ -41,11 +39,9 @@ from wbcache.flush.plan import (
     Wait,
 )
 from wbcache.flush.room import Room
-from wbcache.flush.settling import Settler
 from wbcache.flush.timing import Timing
 from wbcache.flush.transfer import SupersededError
 from wbcache.node import Directory, Node
-from wbcache.share import calls
 from wbcache.tree import Item, Name
 from wbcache.volume import Volume
 
@@ -66,11 +62,11 @@ class Flusher:
     """Brings the share in line with the mount; `run` is its only task."""
 
     def __init__(self, volume: Volume, gone: Callable[[Directory, bytes], None]) -> None:
+        """``gone`` takes over that somebody else removed a name from the share."""
         self._volume = volume
         self._tree = volume.tree
-        self._gone = gone
-        """Takes over that somebody else removed a name from the share."""
         self.files = FileFlusher(volume)
+        self.failures = Failures(volume, self.files, gone)
         self.names = NameFlusher(volume, self.files)
         self.planner = Planner(volume.tree)
         self.timing = Timing(volume)
@@ -376,7 +372,7 @@ class Flusher:
                 error = await self._try(step)
                 self._release_worker(large)
                 if error is not None:
-                    await self._find_out(node)
+                    await self.failures.find_out(node)
         finally:
             node.busy = False
             if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
@@ -387,10 +383,10 @@ class Flusher:
         if error is None:
             node.retries = 0
         else:
-            self._failed(item, step, error)
+            self.failures.note(item, step, error)
         self.room.ended(item, step, error)
         if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-            await self._look_for_directories(step)
+            await self.failures.look_for_directories(step)
         self._volume.step_ended()
         self._tree.touch_item(item)
         self._tree.touch_item(node)
@@ -402,12 +398,12 @@ class Flusher:
         try:
             await self._do(step)
         except blocking.ConflictError:
-            return await self._conflict(step)
+            return await self.failures.conflict(step)
         except SupersededError:
             pass
         except blocking.LostTemporaryError:
             if isinstance(step, Rename | Park):
-                return self._source_gone(step)
+                self.failures.source_gone(step)
         except OSError as caught:
             return caught
         except Exception as caught:
@@ -420,40 +416,6 @@ class Flusher:
             self._running_large -= 1
         else:
             self._running_small -= 1
-
-    async def _find_out(self, node: Node) -> None:
-        """A call failed, and may have been made all the same: see what the share shows.
-
-        Waits for as long as the share does not say.
-        """
-        volume = self._volume
-        settler = Settler(volume, self.files)
-        retry = volume.config.flush.retry
-        delay = retry.first
-        for intent in volume.journal.intents_of(node.ino):
-            while True:
-                try:
-                    await settler.settle(intent)
-                    break
-                except (FileNotFoundError, NotADirectoryError):
-                    break  # the directory is not there, and so nothing in it
-                except OSError as error:
-                    if refused(error):
-                        break  # it will never say
-                    log.info("what became of inode %d is not known: %s", node.ino, describe(error))
-                    await self._sleep(delay)
-                    delay = min(retry.max, 2 * delay)
-            if intent.kind == "make" and volume.temporary_names.is_ours(intent.name):
-                parent = self._tree.nodes.get(intent.parent)
-                if isinstance(parent, Directory) and parent.share.get(intent.name) is node:
-                    volume.journal.drop_temporary(intent.name)
-                elif isinstance(parent, Directory):
-                    volume.strays.append((parent, intent.name))
-        settler.finish()
-        volume.commit_outcome(extra=lambda: volume.journal.drop_moves_of(node.ino))
-
-    async def _sleep(self, seconds: float) -> None:
-        await trio.sleep(seconds)
 
     async def _do(self, step: Step) -> None:
         if isinstance(step, Remove):
@@ -482,79 +444,6 @@ class Flusher:
             await self.names.remove(step.node, step.at)
         else:
             await self.names.park(step.node, step.at)
-
-    async def _conflict(self, step: Step) -> OSError | None:
-        at: Name
-        ours: Node | None = step.node
-        if isinstance(step, Publish | Rename | Link | MakeDirectory):
-            at = step.to
-        elif isinstance(step, Remove | Park):
-            at, ours = step.at, None
-        elif isinstance(step, InPlace | SetAttributes):
-            at = step.at
-        else:
-            return None
-        try:
-            await settle_conflict(self._volume, ours, at)
-        except OSError as error:
-            return error
-        return None
-
-    def _source_gone(self, step: Rename | Park) -> OSError | None:
-        """What we were to rename is not there: somebody else removed or moved it."""
-        at = step.old if isinstance(step, Rename) else step.at
-        self._gone(*at)
-        return None
-
-    def _failed(self, item: Item, step: Step, error: OSError) -> None:
-        volume = self._volume
-        target: Node | object = item if isinstance(item, Node) else self._tree.changes.get(item)
-        path = self._tree.path(step.node)
-        text = f"{type(step).__name__} of {os.fsdecode(path)!r}: {describe(error)}"
-        if isinstance(target, Node) or target is not None:
-            if refused(error):
-                target.trouble = describe(error)  # type: ignore[attr-defined]
-                volume.report(f"quarantined: {text}")
-                if isinstance(target, Node):
-                    if target.transfer:
-                        self.files.abandon(target)
-                    self._tree.account(target)
-                return
-            retry = volume.config.flush.retry
-            retries = target.retries = target.retries + 1  # type: ignore[attr-defined]
-            delay = min(retry.max, retry.first * 2.0 ** min(retries - 1, 30))
-            delay *= random.uniform(0.75, 1.25)
-            target.retry_at = volume.clock() + delay  # type: ignore[attr-defined]
-            log.log(
-                logging.WARNING if retries == 1 else logging.INFO,
-                "%s; tried again in %.1f s",
-                text,
-                delay,
-            )
-        for directory in _directories(step):
-            volume.share.forget_directory(directory)
-
-    async def _look_for_directories(self, step: Step) -> None:
-        """See whether somebody else removed a directory that a step needs, and where."""
-        share = self._volume.share
-        for directory in _directories(step):
-            chain: list[Name] = []
-            at = directory
-            while at.slinks:
-                chain.append(at.slinks[0])
-                at = at.slinks[0][0]
-            try:
-                for parent, name in reversed(chain):
-                    moving = parent.share.get(name)
-                    if moving is not None and moving.busy:
-                        break
-                    descriptor = await share.directory(parent, flush=True)
-                    st = await share.work(calls.lstat_or_none, descriptor, name)
-                    if st is None or not stat.S_ISDIR(st.st_mode):
-                        self._gone(parent, name)
-                        break
-            except OSError as error:
-                log.debug("looking for a directory: %s", error)
 
     async def _sweep(self) -> None:
         """Remove temporaries that nothing needs."""
@@ -590,13 +479,3 @@ def _arrival(step: Step) -> Name | None:
     if isinstance(step, MakeDirectory):
         return None if step.temporary else step.to
     return step.to if isinstance(step, Publish | Rename | Link) else None
-
-
-def _directories(step: Step) -> list[Directory]:
-    found = []
-    for name in (getattr(step, "old", None), getattr(step, "to", None), getattr(step, "at", None)):
-        if name is not None:
-            found.append(name[0])
-    if isinstance(step, Copy):
-        found.append(step.directory)
-    return found

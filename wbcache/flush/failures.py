@@ -1,0 +1,162 @@
+"""What a step leads to that failed: what has become of it, and when it is tried again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import stat
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from wbcache.flush.conflict import settle_conflict
+from wbcache.flush.errors import describe, refused
+from wbcache.flush.files import FileFlusher
+from wbcache.flush.plan import (
+    Copy,
+    InPlace,
+    Link,
+    MakeDirectory,
+    Park,
+    Publish,
+    Remove,
+    Rename,
+    SetAttributes,
+    Step,
+)
+from wbcache.flush.settling import Settler
+from wbcache.node import Directory, Node
+from wbcache.share import calls
+from wbcache.tree import Item, Name
+from wbcache.volume import Volume
+
+log = logging.getLogger(__name__)
+
+
+class Failures:
+    """Takes note of errors of the share, each by its kind."""
+
+    def __init__(
+        self, volume: Volume, files: FileFlusher, gone: Callable[[Directory, bytes], None]
+    ) -> None:
+        self._volume = volume
+        self._tree = volume.tree
+        self._files = files
+        self._gone = gone
+        self.sleep: Callable[[float], Awaitable[None]] = trio.sleep
+
+    async def find_out(self, node: Node) -> None:
+        """A call failed, and may have been made all the same: see what the share shows.
+
+        Waits for as long as the share does not say.
+        """
+        volume = self._volume
+        settler = Settler(volume, self._files)
+        retry = volume.config.flush.retry
+        delay = retry.first
+        for intent in volume.journal.intents_of(node.ino):
+            while True:
+                try:
+                    await settler.settle(intent)
+                    break
+                except (FileNotFoundError, NotADirectoryError):
+                    break  # the directory is not there, and so nothing in it
+                except OSError as error:
+                    if refused(error):
+                        break  # it will never say
+                    log.info("what became of inode %d is not known: %s", node.ino, describe(error))
+                    await self.sleep(delay)
+                    delay = min(retry.max, 2 * delay)
+            if intent.kind == "make" and volume.temporary_names.is_ours(intent.name):
+                parent = self._tree.nodes.get(intent.parent)
+                if isinstance(parent, Directory) and parent.share.get(intent.name) is node:
+                    volume.journal.drop_temporary(intent.name)
+                elif isinstance(parent, Directory):
+                    volume.strays.append((parent, intent.name))
+        settler.finish()
+        volume.commit_outcome(extra=lambda: volume.journal.drop_moves_of(node.ino))
+
+    async def conflict(self, step: Step) -> OSError | None:
+        """The share has somebody else's under a name that a step was about to change."""
+        at: Name
+        ours: Node | None = step.node
+        if isinstance(step, Publish | Rename | Link | MakeDirectory):
+            at = step.to
+        elif isinstance(step, Remove | Park):
+            at, ours = step.at, None
+        elif isinstance(step, InPlace | SetAttributes):
+            at = step.at
+        else:
+            return None
+        try:
+            await settle_conflict(self._volume, ours, at)
+        except OSError as error:
+            return error
+        return None
+
+    def source_gone(self, step: Rename | Park) -> None:
+        """What we were to rename is not there: somebody else removed or moved it."""
+        at = step.old if isinstance(step, Rename) else step.at
+        self._gone(*at)
+
+    def note(self, item: Item, step: Step, error: OSError) -> None:
+        """A step failed: its item is tried again, or quarantined when the share refuses it."""
+        volume = self._volume
+        target: Node | object = item if isinstance(item, Node) else self._tree.changes.get(item)
+        path = self._tree.path(step.node)
+        text = f"{type(step).__name__} of {os.fsdecode(path)!r}: {describe(error)}"
+        if isinstance(target, Node) or target is not None:
+            if refused(error):
+                target.trouble = describe(error)  # type: ignore[attr-defined]
+                volume.report(f"quarantined: {text}")
+                if isinstance(target, Node):
+                    if target.transfer:
+                        self._files.abandon(target)
+                    self._tree.account(target)
+                return
+            retry = volume.config.flush.retry
+            retries = target.retries = target.retries + 1  # type: ignore[attr-defined]
+            delay = min(retry.max, retry.first * 2.0 ** min(retries - 1, 30))
+            delay *= random.uniform(0.75, 1.25)
+            target.retry_at = volume.clock() + delay  # type: ignore[attr-defined]
+            log.log(
+                logging.WARNING if retries == 1 else logging.INFO,
+                "%s; tried again in %.1f s",
+                text,
+                delay,
+            )
+        for directory in _directories(step):
+            volume.share.forget_directory(directory)
+
+    async def look_for_directories(self, step: Step) -> None:
+        """See whether somebody else removed a directory that a step needs, and where."""
+        share = self._volume.share
+        for directory in _directories(step):
+            chain: list[Name] = []
+            at = directory
+            while at.slinks:
+                chain.append(at.slinks[0])
+                at = at.slinks[0][0]
+            try:
+                for parent, name in reversed(chain):
+                    moving = parent.share.get(name)
+                    if moving is not None and moving.busy:
+                        break
+                    descriptor = await share.directory(parent, flush=True)
+                    st = await share.work(calls.lstat_or_none, descriptor, name)
+                    if st is None or not stat.S_ISDIR(st.st_mode):
+                        self._gone(parent, name)
+                        break
+            except OSError as error:
+                log.debug("looking for a directory: %s", error)
+
+
+def _directories(step: Step) -> list[Directory]:
+    found = []
+    for name in (getattr(step, "old", None), getattr(step, "to", None), getattr(step, "at", None)):
+        if name is not None:
+            found.append(name[0])
+    if isinstance(step, Copy):
+        found.append(step.directory)
+    return found
