@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"mounts", "policy", "metrics", "tree", "listing"},
     {"config", "options", "disks", "recovered"},
     {"share"},
-    {"journal", "store", "daemon.lock", "frozen", "sharedcall"},
+    {"journal", "store", "space", "daemon.lock", "frozen", "sharedcall"},
     {"remembered"},
     {"loading", "volume", "laying"},
     {"flush"},

@@ -12,14 +12,19 @@ class FrozenCopy:
         self.size = size
         """Of the file, at that instant."""
         self.ranges = ranges
-        self.fd = -1
+        self.length = sum(stop - start for start, stop in ranges)
+        """Bytes of the ranges together."""
+        self.source = -1
+        """Descriptor of a file that holds them at the same offsets."""
+        self._own = -1
 
     def fill(self, directory: str, source: int) -> None:
         """Copy the ranges to an unnamed file at the same offsets. Blocks."""
-        self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+        self.source = self._own = os.open(directory, flags, 0o600)
         for start, stop in self.ranges:
             while start < stop:
-                count = os.copy_file_range(source, self.fd, stop - start, start, start)
+                count = os.copy_file_range(source, self._own, stop - start, start, start)
                 if not count:
                     break
                 start += count
@@ -28,5 +33,6 @@ class FrozenCopy:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1

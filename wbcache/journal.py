@@ -63,6 +63,11 @@ FLAG_TORN = 32
 
 _CHECKPOINT_BYTES = 16 << 20
 
+BALLAST_BYTES = 8 << 20
+"""Disk space held back for the journal."""
+
+_BALLAST = "-ballast"
+
 
 class Intent(NamedTuple):
     """A change on the share that was about to be made when it was recorded."""
@@ -186,8 +191,16 @@ class Journal:
     def save(self, *items: Item, extra: Callable[[], None] | None = None) -> None:
         """Store the present state of nodes and names in one transaction.
 
-        ``extra`` may put more rows into the same transaction.
+        ``extra`` may put more rows into the same transaction; it may be called twice.
         """
+        try:
+            self._save(items, extra)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self._drop_ballast():
+                raise
+            self._save(items, extra)
+
+    def _save(self, items: Iterable[Item], extra: Callable[[], None] | None) -> None:
         execute = self._execute
         try:
             execute("BEGIN")
@@ -353,8 +366,13 @@ class Journal:
 
     def add_intents(self, intents: Iterable[Intent]) -> list[int]:
         """Record what is about to be done on the share; returns the rows' ids."""
+        intents = list(intents)
         ids: list[int] = []
-        self.save(extra=lambda: ids.extend(self.put_intents(intents)))
+
+        def put() -> None:
+            ids[:] = self.put_intents(intents)
+
+        self.save(extra=put)
         return ids
 
     def put_intents(self, intents: Iterable[Intent]) -> list[int]:
@@ -423,7 +441,11 @@ class Journal:
         try:
             self._execute(statement, values)
         except sqlite3.Error as error:
-            raise _to_oserror(error) from error
+            found = _to_oserror(error)
+            if found.errno == errno.ENOSPC and not self._db.in_transaction and self._drop_ballast():
+                self._run(statement, values)
+            else:
+                raise found from error
 
     # -- durability ----------------------------------------------------------------------------
 
@@ -443,6 +465,41 @@ class Journal:
             return os.stat(self.path + "-wal").st_size >= _CHECKPOINT_BYTES
         except FileNotFoundError:
             return False
+
+    def disk_bytes(self) -> int:
+        """Bytes that the journal takes on the disk, its ballast and a full log included."""
+        total = BALLAST_BYTES
+        for suffix, least in ("", 0), ("-wal", _CHECKPOINT_BYTES), ("-shm", 0):
+            try:
+                total += max(os.stat(self.path + suffix).st_blocks * 512, least)
+            except FileNotFoundError:
+                total += least
+        return total
+
+    # -- a full disk ---------------------------------------------------------------------------
+
+    def hold_ballast(self) -> None:
+        """Hold disk space back, which is given up when the disk is full: removing files, which
+        makes room, must be stored first."""
+        if os.path.exists(self.path + _BALLAST):
+            return
+        try:
+            fd = os.open(self.path + _BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, BALLAST_BYTES)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._drop_ballast()
+
+    def _drop_ballast(self) -> bool:
+        try:
+            os.unlink(self.path + _BALLAST)
+        except OSError:
+            return False
+        return True
 
     def checkpoint(self) -> None:
         """Move the log into the database. Blocks; call it in a thread.

@@ -25,6 +25,7 @@ from wbcache.journal import (
     extents_of,
 )
 from wbcache.node import META_XATTR, ROOT_INO, Content, Directory, Dirty, Node, Signature
+from wbcache.share.names import is_hidden
 from wbcache.store import CacheFiles
 from wbcache.tree import Name, NameChange, Tree
 
@@ -163,6 +164,7 @@ class _Loader:
             if there is not None:
                 directory.share[name] = there
                 there.slinks.append((directory, name))
+                there.spilled = is_hidden(name, at_root=False)
             if isinstance(seq, int):
                 tree.seq = max(tree.seq, seq)
                 if seq:
@@ -225,9 +227,12 @@ class _Loader:
         open_ended = content.dirty.covers(END - 1, END)
         if content.exists and not open_ended:
             content.tail = node.size
-        if not content.exists or not (content.whole or content.dirty):
+        if not content.exists:
             return
         st = os.stat(self._store.path(content.gen))
+        content.blocks = st.st_blocks * 512
+        if not content.whole and not content.dirty:
+            return
         if open_ended:
             node.size = st.st_size
         # A recycled cache file that was not written yet is older than the node.

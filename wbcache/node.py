@@ -43,6 +43,7 @@ class Content:
 
     __slots__ = (
         "base_limit",
+        "blocks",
         "clean",
         "cuts",
         "dirty",
@@ -53,6 +54,7 @@ class Content:
         "pins",
         "redirty",
         "retired",
+        "room",
         "seq",
         "synced",
         "tail",
@@ -79,6 +81,10 @@ class Content:
         self.tail = -1
         """Where the cache file is to be cut when it is opened, bytes; -1: nowhere. Behind it lies
         what a write had left whose daemon was killed before the journal knew of it."""
+        self.blocks = 0
+        """Bytes that the cache file takes of the disk."""
+        self.room = 0
+        """End of the disk block that was written last, bytes: up to there a write takes no more."""
         self.pins = 0
         """Open handles and transfers: while there are any the cache file stays."""
         self.retired = False
@@ -187,6 +193,8 @@ class Node:
         "share_fd",
         "size",
         "slinks",
+        "spill",
+        "spilled",
         "target",
         "transfer",
         "trouble",
@@ -241,6 +249,10 @@ class Node:
         """fsync was called on it, not empty, since its generation began."""
         self.released = False
         """It need no longer be held back while it is open for writing."""
+        self.spill = False
+        """There is no room for it: its bytes go to the share while it is still being written."""
+        self.spilled = False
+        """They are there, under a temporary name, which its own name will replace."""
         self.pulled = False
         """Due at once: something waits for it, or a flush was asked for."""
         self.busy = False

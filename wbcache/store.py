@@ -208,9 +208,10 @@ class Store(CacheFiles):
         """Make a generation's directory entry durable. Blocks; call it in a thread."""
         os.fsync(self._dirfds[gen % _FANOUT])
 
-    def punch(self, content: Content, start: int, stop: int) -> None:
-        """Give the disk space of a range back."""
-        _punch_hole(self.fd(content), start, stop - start)
+    def punch(self, fd: int, ranges: list[tuple[int, int]]) -> None:
+        """Give the disk space of ranges of a cache file back. Blocks; call it in a thread."""
+        for start, stop in ranges:
+            _punch_hole(fd, start, stop - start)
 
 
 def _open(name: str, flags: int, dirfd: int) -> int:

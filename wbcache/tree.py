@@ -199,6 +199,7 @@ class Tree:
             return
         if old is not None:
             old.slinks.remove((directory, name))
+            old.spilled = False
             del directory.share[name]
             self.touch_item(old)
         if node is not None:
@@ -276,7 +277,7 @@ class Tree:
         return (
             node.writers > 0
             and node.content is not None
-            and node.content.whole
+            and (node.content.whole or node.spilled)
             and not node.released
             and not node.fsynced
         )

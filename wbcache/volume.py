@@ -12,8 +12,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
@@ -31,6 +31,7 @@ from wbcache.share.descriptor import Descriptor
 from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
 from wbcache.sharedcall import SharedCall
+from wbcache.space import Space
 from wbcache.store import MAX_SPARE, Store
 from wbcache.tree import Item, Tree
 
@@ -84,6 +85,8 @@ class Volume:
         """Threads for the cache disk; a hung share can't take them."""
         self.settled = trio.Event()
         """Set when what the last daemon left unanswered on the share is known."""
+        self.delivered: list[Node] = []
+        """While somebody waits for room: what the share may just have got bytes of."""
         self.frozen: dict[Content, trio.Event] = {}
         """Generations whose writers wait for a local copy; set when they may go on."""
         self._step_done = trio.Event()
@@ -94,7 +97,18 @@ class Volume:
         self.spares_wanted = trio.Event()
         self.unsynced: dict[Node, float] = {}
         """Files written since they were last durable, and since when (monotonic seconds)."""
-        self._trash: list[str] = []
+        self.space = Space(
+            store.directory,
+            config.cache,
+            other=journal.disk_bytes,
+            patience=config.share.deadline,
+            clock=clock,
+        )
+        for node in tree.nodes.values():
+            if node.content is not None:
+                self.space.used += node.content.blocks
+        self._trash: list[tuple[str, int]] = []
+        """Cache files to be unlinked, and the bytes that they take."""
         self._journal_sync = SharedCall(journal.sync, self.local_lane)
         for node in list(tree.nodes.values()):
             self.policy_changed(node)
@@ -221,7 +235,7 @@ class Volume:
         content.pins = node.handles
         if old is not None:
             old.pins -= node.handles
-        node.fsynced = node.released = False
+        node.fsynced = node.released = node.spill = False
         node.append_only = True
         return old
 
@@ -236,10 +250,27 @@ class Volume:
         if content.pins > 0:
             return
         self.journal.forget_extents(content.gen)
+        taken, content.blocks = content.blocks, 0
         if not self.store.recycle(content):
             path = self.store.release(content)
             if path is not None:
-                self._trash.append(path)
+                self._trash.append((path, taken))
+                return
+        if taken:
+            self.space.give(taken)
+
+    def count_blocks(self, content: Content, taken: int = 0) -> None:
+        """A generation's cache file was changed, for which bytes had been taken: count it anew."""
+        blocks = content.blocks + taken  # should the disk not say
+        try:
+            blocks = os.fstat(self.store.fd(content)).st_blocks * 512 if content.exists else 0
+        except OSError as error:
+            log.error("the cache disk: %s", error)
+        grown, content.blocks = blocks - content.blocks, blocks
+        if grown < 0:
+            self.space.give(-grown)
+            grown = 0
+        self.space.settle(taken, grown)
 
     def unpin(self, content: Content) -> None:
         """A user of a generation is done with it."""
@@ -304,13 +335,15 @@ class Volume:
 
     def discard(self, gen: int) -> None:
         """Remove a cache file that belongs to nothing."""
-        self._trash.append(self.store.path(gen))
+        self._trash.append((self.store.path(gen), 0))
 
     async def empty_trash(self) -> None:
         """Unlink retired cache files."""
         while self._trash:
-            paths, self._trash = self._trash, []
+            trash, self._trash = self._trash, []
+            paths = [path for path, _ in trash]
             await trio.to_thread.run_sync(_unlink_all, paths, limiter=self.local_lane)
+            self.space.give(sum(taken for _, taken in trash))
 
     @property
     def trash(self) -> int:
@@ -330,26 +363,54 @@ class Volume:
             return node.size
         return os.fstat(self.store.fd(content)).st_size if content.exists else 0
 
-    async def frozen_copy(
-        self, node: Node, content: Content, redirty: Extents, ranges: list[tuple[int, int]]
-    ) -> FrozenCopy:
-        """Copy what was rewritten during a transfer, as of one instant; its writers wait for it."""
+    @asynccontextmanager
+    async def freeze(self, content: Content) -> AsyncIterator[Callable[[], None]]:
+        """Have a generation's writers wait until the block is left, or what it gets is called."""
+        while content in self.frozen:
+            await self.frozen[content].wait()
         self.frozen[content] = thawed = trio.Event()
+
+        def thaw() -> None:
+            if self.frozen.get(content) is thawed:
+                del self.frozen[content]
+            thawed.set()
+
         try:
             while content.writing:
                 await self.write_done.wait()
+            yield thaw
+        finally:
+            thaw()
+
+    @asynccontextmanager
+    async def frozen_copy(
+        self, node: Node, content: Content, redirty: Extents, ranges: list[tuple[int, int]]
+    ) -> AsyncIterator[FrozenCopy]:
+        """What was rewritten during a transfer, as of one instant.
+
+        The writers wait for a local copy; if there is no room for one, until the block is left.
+        """
+        async with self.freeze(content) as thaw:
             wanted = Extents(*ranges, *redirty)
             redirty.remove(0, END)
             size = self.size_of(node, content)
             copy = FrozenCopy(size, wanted.overlap(0, size))
-            if content.exists:
-                await trio.to_thread.run_sync(
-                    copy.fill, self.store.directory, self.store.fd(content), limiter=self.local_lane
-                )
-            return copy
-        finally:
-            del self.frozen[content]
-            thawed.set()
+            if not content.exists or not self.space.take(copy.length):
+                copy.source = self.store.fd(content) if content.exists else -1
+                yield copy
+                return
+            try:
+                with copy:
+                    await trio.to_thread.run_sync(
+                        copy.fill,
+                        self.store.directory,
+                        self.store.fd(content),
+                        limiter=self.local_lane,
+                    )
+                    thaw()
+                    yield copy
+            finally:
+                self.space.settle(copy.length, 0)
 
     @contextmanager
     def temporary(self, directory: Directory) -> Iterator[bytes]:
@@ -451,8 +512,12 @@ class Volume:
                     return result
                 # It was moved away, and what was asked may have been another that came after it.
 
-    def step_ended(self) -> None:
+    def step_ended(self, node: Node) -> None:
         """A step of the flusher has ended."""
+        self.space.progressed()
+        if self.space.waiting:
+            self.delivered.append(node)
+            self.space.wanted.set()
         done, self._step_done = self._step_done, trio.Event()
         done.set()
 

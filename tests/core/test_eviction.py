@@ -9,7 +9,7 @@ from tests.volumes import Mounted, mounted
 from wbcache.daemon.eviction import Evictor
 from wbcache.node import Node
 
-SIZE = 100_000
+SIZE = 2_000_000
 DATA = bytes(range(250)) * (SIZE // 250)
 
 
@@ -30,7 +30,7 @@ async def test_clean_bytes_go_and_come_back_from_the_share(tmp_path: Path) -> No
         node = await published(mount)
         handle = mount.filesystem.files.open(node, os.O_RDWR)
         await mount.filesystem.files.write(node, 10, b"dirty")
-        assert await Evictor(mount.volume).evict(1 << 30) >= SIZE - 5
+        assert await Evictor(mount.volume, mount.flusher).evict(1 << 30) >= SIZE - 2 * 4096
         assert node.content is not None and not node.content.clean
         found = await mount.filesystem.files.read(node, 0, SIZE)
         assert found == DATA[:10] + b"dirty" + DATA[15:]
@@ -48,7 +48,7 @@ async def test_nothing_goes_between_a_transfer_and_its_publish(tmp_path: Path) -
         await files.write(node, 10, b"patch")
         files.release(handle)
         await flusher.files.copy(node, root)
-        assert await Evictor(mount.volume).evict(1 << 30) == 0
+        assert await Evictor(mount.volume, mount.flusher).evict(1 << 30) == 0
         await flusher.files.publish(node, (root, b"file"), node)
         wanted = DATA[:10] + b"patch" + DATA[15:]
         assert (tmp_path / "share" / "file").read_bytes() == wanted

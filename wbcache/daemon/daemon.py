@@ -113,7 +113,7 @@ class Daemon:
             pump.install()
             services.start_soon(self._guard, self._settle_and_flush)
             services.start_soon(self._guard, self._checkpoint)
-            services.start_soon(self._guard, Evictor(self._volume).run)
+            services.start_soon(self._guard, Evictor(self._volume, self._flusher).run)
             services.start_soon(self._guard, self._probe)
             services.start_soon(self._guard, self._volume.make_spares)
             services.start_soon(self._guard, Syncer(self._volume).run)

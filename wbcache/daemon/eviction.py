@@ -1,13 +1,22 @@
-"""Keeps the cache within its size: clean bytes go, least recently used files first."""
+"""Keeps the cache within its size.
+
+Clean bytes go first, least recently used files first. When that is not enough everything that can
+go to the share is due at once; and when what is left are files that are still being written, they
+are spilled: they grow on the share under a temporary name, and what has arrived there is clean.
+Dirty bytes are never dropped.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 
 import trio
 
-from wbcache.node import Node
+from wbcache.flush.flusher import Flusher
+from wbcache.journal import BALLAST_BYTES
+from wbcache.node import Content, Node
 from wbcache.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -15,59 +24,112 @@ log = logging.getLogger(__name__)
 INTERVAL = 2.0
 """Seconds between two looks at the disk."""
 
+PAUSE = 0.02
+"""Seconds between two rounds while somebody waits for room; more when a round takes long."""
+
+SEARCH_INTERVAL = 2.0
+"""Seconds between two searches among all files while somebody waits for room."""
+
+SCRAPS = 1 << 20
+"""Fewer clean bytes are left in a file that is open: its writers would have to wait for them."""
+
 _BATCH = 500
 
 
 class Evictor:
-    """Drops clean bytes when the cache is over its limit or the disk under its floor."""
+    """Makes room when the cache is over its limit or the disk under its floor."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, flusher: Flusher) -> None:
         self._volume = volume
+        self._space = volume.space
+        self._flusher = flusher
+        self._searched_at = -SEARCH_INTERVAL
 
     async def run(self) -> None:
         """Watch for ever."""
+        took = 0.0
+        self._volume.journal.hold_ballast()
         while True:
-            await trio.sleep(INTERVAL)
-            excess = await self._excess()
-            if excess > 0:
-                await self.evict(excess)
+            with trio.move_on_after(INTERVAL):
+                await self._space.wanted.wait()
+            await trio.sleep(max(PAUSE, 5 * took))
+            self._space.wanted = trio.Event()
+            began = self._volume.clock()
+            await self._make_room()
+            took = self._volume.clock() - began
 
-    async def _excess(self) -> int:
-        """Bytes above what the cache may take."""
-        volume = self._volume
-        disk = os.statvfs(volume.store.directory)
-        total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-        short = volume.config.cache.min_free.resolve(total) - free
-        used = 0
-        for i, node in enumerate(list(volume.tree.nodes.values())):
+    async def _make_room(self) -> None:
+        space = self._space
+        space.look()
+        if space.free > 2 * BALLAST_BYTES:
+            self._volume.journal.hold_ballast()
+        delivered, self._volume.delivered = self._volume.delivered, []
+        if space.missing > 0:
+            await self._evict(dict.fromkeys(delivered), space.missing)
+        now = self._volume.clock()
+        if space.missing > 0 and now - self._searched_at >= SEARCH_INTERVAL:
+            self._searched_at = now
+            await self.evict(space.missing)
+        if space.waiting:
+            self._flusher.press(True)
+            await self._relieve()
+        elif space.missing <= 0:
+            self._flusher.press(False)
+
+    async def _relieve(self) -> None:
+        """Somebody waits: have dirty files go to the share before they are complete, if need be."""
+        going, held = 0, []
+        for i, node in enumerate(list(self._volume.tree.dirty)):
             content = node.content
-            if content is not None:
-                used += content.dirty.size(node.size) + content.clean.size(node.size)
+            if content is not None and node.trouble is None and not node.never:
+                if node.spill:
+                    going += content.blocks
+                    self._volume.tree.touch_item(node)  # it may have been written to
+                elif not self._volume.tree.held(node):
+                    going += content.blocks
+                else:
+                    held.append((content.blocks, node))
             if i % _BATCH == 0:
                 await trio.lowlevel.checkpoint()
-        return max(short, used - volume.config.cache.size.resolve(total))
+        space = self._space
+        if going < space.portion and held:
+            blocks, node = max(held, key=lambda found: found[0])
+            if blocks and self._volume.tree.held(node):
+                node.spill = True
+                log.info("no room for %r: it goes to the share as it is written", _name(node))
+                self._volume.tree.touch_item(node)
+                self._flusher.hurry()
+                return
+        if not going and not held and not self._volume.trash and not self._flusher.running:
+            space.refuse()
 
     async def evict(self, excess: int) -> int:
         """Free up to ``excess`` bytes; returns how many were freed."""
-        volume = self._volume
-        clean: list[Node] = [
-            node
-            for node in volume.tree.nodes.values()
-            if node.content is not None and node.content.clean and _may_lose_bytes(node)
-        ]
+        clean: list[Node] = []
+        for i, node in enumerate(list(self._volume.tree.nodes.values())):
+            if node.content is not None and node.content.clean:
+                clean.append(node)
+            if i % _BATCH == 0:
+                await trio.lowlevel.checkpoint()
         clean.sort(key=lambda node: node.content.used if node.content else 0.0)
-        freed = 0
-        for node in clean:
+        return await self._evict(dict.fromkeys(clean), excess)
+
+    async def _evict(self, nodes: dict[Node, None], excess: int) -> int:
+        """The same among some nodes, in this order."""
+        volume, freed = self._volume, 0
+        for node in nodes:
             if freed >= excess:
                 break
             content = node.content
-            if content is None or not _may_lose_bytes(node):
+            if content is None or not content.clean or not _may_lose_bytes(node):
                 continue
-            freed += content.clean.size(node.size)
-            if node.dirty is None and not node.handles:
+            before = content.blocks
+            if node.dirty is None and not node.handles and not node.busy:
                 self._drop(node)
-            else:
-                self._punch(node)
+                freed += before
+            elif not node.handles or content.clean.size(node.size) >= SCRAPS:
+                await self._punch(node, content)
+                freed += before - content.blocks
             await trio.lowlevel.checkpoint()
         await volume.empty_trash()
         return freed
@@ -81,18 +143,35 @@ class Evictor:
         content.pins = 0
         volume.retire(content)
 
-    def _punch(self, node: Node) -> None:
-        volume, content = self._volume, node.content
-        assert content is not None
-        ranges = list(content.clean)
-        for start, stop in ranges:
-            content.clean.remove(start, stop)
-        # The journal first: it must never call bytes present that are gone.
-        volume.commit_outcome(node, extra=lambda: volume.journal.put_extents(content))
-        mtime = os.fstat(volume.store.fd(content)).st_mtime_ns
-        for start, stop in ranges:
-            volume.store.punch(content, start, stop)
-        os.utime(volume.store.fd(content), ns=(mtime, mtime))
+    async def _punch(self, node: Node, content: Content) -> None:
+        volume = self._volume
+        async with volume.freeze(content):
+            if node.content is not content or not _may_lose_bytes(node):
+                return
+            ranges, kept = list(content.clean), content.clean.copy()
+            for start, stop in ranges:
+                content.clean.remove(start, stop)
+
+            def undo() -> None:
+                content.clean = kept
+
+            try:
+                # The journal first: it must never call bytes present that are gone.
+                volume.commit(node, undo=undo, extra=lambda: volume.journal.put_extents(content))
+                fd = volume.store.fd(content)
+                mtime = os.fstat(fd).st_mtime_ns
+                content.pins += 1
+                try:
+                    # It may have to wait until the disk has written what is punched out.
+                    await trio.to_thread.run_sync(
+                        volume.store.punch, fd, ranges, limiter=volume.local_lane
+                    )
+                    os.utime(fd, ns=(mtime, mtime))
+                finally:
+                    volume.count_blocks(content)
+                    volume.unpin(content)
+            except OSError as error:
+                log.error("clean bytes stay: %s", os.strerror(error.errno or errno.EIO))
 
 
 def _may_lose_bytes(node: Node) -> bool:
@@ -100,4 +179,8 @@ def _may_lose_bytes(node: Node) -> bool:
 
     Once a finished transfer is published all its bytes count as clean, so they stay until then.
     """
-    return not node.busy and node.transfer is None and bool(node.slinks)
+    return node.transfer is None and bool(node.slinks)
+
+
+def _name(node: Node) -> str:
+    return os.fsdecode(node.links[0][1]) if node.links else f"inode {node.ino}"

@@ -42,6 +42,8 @@ SHARE_DEADLINE = 10.0
 """Seconds that SOURCE and MOUNTPOINT have to answer."""
 SMALL_RESERVE = 64 << 20
 """Bytes that must be free beyond `min_free` for a new cache to be of any use."""
+SMALLEST_CACHE = 64 << 20
+"""Bytes that `cache.size` must come to."""
 JOURNAL_NAME = "journal.db"
 FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = "/etc/fuse.conf"
@@ -284,6 +286,13 @@ def check_cache_dir(cache_dir: str, config: Config) -> list[str]:
         raise CacheDirError(what, f"cannot be used ({error.strerror})", hint) from None
     total = disk.f_blocks * disk.f_frsize
     free = disk.f_bavail * disk.f_frsize
+    size = config.cache.size.resolve(total)
+    if size < SMALLEST_CACHE:
+        raise CacheDirError(
+            what,
+            f"cache.size comes to {size >> 20} MiB, of which the journal alone may need half",
+            f"allow {SMALLEST_CACHE >> 20} MiB or more, or use a larger disk",
+        )
     needed = config.cache.min_free.resolve(total) + SMALL_RESERVE
     if free >= needed:
         return []

@@ -17,6 +17,7 @@ from wbcache.extents import END, Extents
 from wbcache.filesystem.names import error
 from wbcache.filesystem.reading import ShareReader
 from wbcache.node import META_TIMES, Content, Node
+from wbcache.space import BLOCK, SMALL_FILE
 from wbcache.volume import Volume
 
 INLINE_LIMIT = 64 << 10
@@ -127,30 +128,61 @@ class Files:
         """Write bytes; returns how many. Raises ENOSPC or EIO when the cache can't hold them, and
         EFBIG when the share could not."""
         volume = self._volume
-        if offset + len(data) > volume.capabilities.size_max:
-            raise error(errno.EFBIG)
-        if volume.frozen:
-            while node.content in volume.frozen:
-                await volume.frozen[node.content].wait()
-        content = node.content
-        if content is None:
-            content = volume.content_for_write(node)
-        fd = content.fd if content.fd >= 0 else volume.store.fd(content)
         length = len(data)
+        stop = offset + length
+        if stop > volume.capabilities.size_max:
+            raise error(errno.EFBIG)
+        room = -(-stop // BLOCK) * BLOCK
+        while True:
+            if volume.frozen:
+                while node.content in volume.frozen:
+                    await volume.frozen[node.content].wait()
+            content = node.content
+            if content is None:
+                content = volume.content_for_write(node)
+            if room == content.room and offset >= room - BLOCK:
+                taken = 0
+            else:
+                taken = room - offset // BLOCK * BLOCK
+                if not volume.space.take(taken):
+                    await volume.space.wait(taken, small=_is_small(content, length))
+                    if content is not node.content or content in volume.frozen:
+                        volume.space.settle(taken, 0)
+                        continue
+            try:
+                done = await self._write(node, content, offset, data, taken)
+            except OSError as caught:
+                if caught.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                # Others have filled the disk: more of the cache has to go.
+                await volume.space.wait_for_disk(caught)
+            else:
+                break
+        content.room = room if done == length else 0
+        self._written(node, content, offset, offset + done)
+        return done
+
+    async def _write(
+        self, node: Node, content: Content, offset: int, data: bytes, taken: int
+    ) -> int:
+        volume, length = self._volume, len(data)
         now = volume.clock()
-        self._tree.touch(node, now)
-        if content.clean:
-            # Were we killed after the write, the journal must not call these bytes the share's.
-            for start, stop in content.clean.overlap(offset, offset + length):
-                volume.mark_dirty(node, content, start, stop)
-        if length < INLINE_LIMIT or now > self._threaded_until:
+        try:
+            fd = content.fd if content.fd >= 0 else volume.store.fd(content)
+            self._tree.touch(node, now)
+            if content.clean:
+                # Were we killed after the write, the journal must not call these the share's.
+                for start, stop in content.clean.overlap(offset, offset + length):
+                    volume.mark_dirty(node, content, start, stop)
+            if length >= INLINE_LIMIT and now <= self._threaded_until:
+                return await self._write_in_thread(content, fd, offset, data)
             done = os.pwrite(fd, data, offset)
             if length >= INLINE_LIMIT and volume.clock() - now > SLOW_WRITE:
                 self._threaded_until = now + THREADED_FOR
-        else:
-            done = await self._write_in_thread(content, fd, offset, data)
-        self._written(node, content, offset, offset + done)
-        return done
+            return done
+        finally:
+            if taken:
+                volume.count_blocks(content, taken)
 
     async def _write_in_thread(self, content: Content, fd: int, offset: int, data: bytes) -> int:
         volume = self._volume
@@ -230,6 +262,8 @@ class Files:
                 fd = volume.store.fd(content)
                 if os.fstat(fd).st_size > size:
                     os.ftruncate(fd, size)
+                    content.room = 0
+                    volume.count_blocks(content)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -302,3 +336,8 @@ class Files:
     async def fsync_directory(self) -> None:
         """Make every change of names so far survive a power loss."""
         await self._volume.sync_journal()
+
+
+def _is_small(content: Content, length: int) -> bool:
+    """Whether a write is one of those that never wait behind large files: of a log, say."""
+    return length < INLINE_LIMIT and content.blocks < SMALL_FILE

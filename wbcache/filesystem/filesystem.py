@@ -6,6 +6,7 @@ The parts share one volume; this is where they are put together.
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import trio
@@ -76,13 +77,18 @@ class FileSystem:
             self._statvfs_running = True
             self._nursery.start_soon(self._refresh_statvfs)
         if self._statvfs is None:
-            return os.statvfs(self.volume.store.directory)
+            # What the last mount knew; for the very first moment the cache disk stands in.
+            known = self.volume.journal.get_meta("statvfs")
+            if known is None:
+                return os.statvfs(self.volume.store.directory)
+            self._statvfs = os.statvfs_result(json.loads(str(known)))
         return self._statvfs
 
     async def _refresh_statvfs(self) -> None:
         try:
-            self._statvfs = await self.volume.share.look(_statvfs, self.volume.share.root)
+            self._statvfs = found = await self.volume.share.look(_statvfs, self.volume.share.root)
             self._statvfs_at = self.volume.clock()
+            self.volume.journal.set_meta("statvfs", json.dumps(list(found)))
         except OSError:
             self._statvfs_at = self.volume.clock()
         finally:

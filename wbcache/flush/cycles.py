@@ -19,6 +19,7 @@ from wbcache.flush.plan import (
     Planner,
     Remove,
     SetAttributes,
+    Spill,
     Step,
     Wait,
 )
@@ -98,7 +99,7 @@ def _urgency(tree: Tree, step: Step) -> tuple[int, int]:
     only a newer version is left: for that it would wait in vain.
     """
     node, content = step.node, step.node.content
-    if isinstance(step, Copy):
+    if isinstance(step, Copy | Spill):
         return 0, 0
     if isinstance(step, MakeDirectory | SetAttributes):
         return 1, 0

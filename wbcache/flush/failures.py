@@ -23,6 +23,7 @@ from wbcache.flush.plan import (
     Remove,
     Rename,
     SetAttributes,
+    Spill,
     Step,
 )
 from wbcache.flush.settling import Settler
@@ -157,6 +158,6 @@ def _directories(step: Step) -> list[Directory]:
     for name in (getattr(step, "old", None), getattr(step, "to", None), getattr(step, "at", None)):
         if name is not None:
             found.append(name[0])
-    if isinstance(step, Copy):
+    if isinstance(step, Copy | Spill):
         found.append(step.directory)
     return found

@@ -207,10 +207,33 @@ class FileFlusher:
             self._volume.cut_off(node, "removed")
             return
         self.abandon(node)  # what was copied before is of no use any more
-        transfer = Transfer(node, content, directory, volume.temporary_names.fresh())
+        await self._transfer(
+            node, Transfer(node, content, directory, volume.temporary_names.fresh())
+        )
+
+    async def spill(self, node: Node, directory: Directory) -> None:
+        """Move the first part of a file that is still being written to a temporary in
+        ``directory``, where the file grows on until it gets its name.
+
+        It is how a file passes that is larger than the cache.
+        """
+        volume, content = self._volume, node.content
+        if content is None or not content.whole or not node.links:
+            raise SupersededError
+        temporary = volume.temporary_names.fresh()
+        transfer = Transfer(node, content, directory, temporary, volume.space.portion)
+        await self._transfer(node, transfer)
+        if not node.links or node.content is not content:
+            self.abandon(node)
+            raise SupersededError
+        self.arrived(node, transfer, (directory, temporary))
+        node.spilled = True
+        self._tree.account(node)
+
+    async def _transfer(self, node: Node, transfer: Transfer) -> None:
         self._tree.snapshot(node)
-        content.pins += 1
-        content.redirty.append(transfer.redirty)
+        transfer.content.pins += 1
+        transfer.content.redirty.append(transfer.redirty)
         node.transfer = transfer
         self.transfers.add(node)
         try:
@@ -237,7 +260,7 @@ class FileFlusher:
             await self._share.work(os.ftruncate, file.fd, transfer.size)
         for _ in range(ROUNDS):
             await self._send(node, transfer, file, ranges)
-            size = volume.size_of(node, content)
+            size = min(volume.size_of(node, content), transfer.limit)
             if size >= transfer.size and not transfer.redirty.overlap(0, transfer.size):
                 break  # what was appended meanwhile can come later
             # What was rewritten may belong to what was appended: it all goes.
@@ -247,10 +270,12 @@ class FileFlusher:
         else:
             # It is rewritten faster than it moves. The writers are blocked for as long as a local
             # copy of the rest takes, never for the share.
-            with await volume.frozen_copy(node, content, transfer.redirty, ranges) as frozen:
-                longest, transfer.size = max(longest, transfer.size), frozen.size
+            async with volume.frozen_copy(node, content, transfer.redirty, ranges) as frozen:
+                longest = max(longest, transfer.size)
+                transfer.size = min(frozen.size, transfer.limit)
                 for start, stop in frozen.ranges:
-                    await self._send_from(node, transfer, frozen.fd, file, start, stop)
+                    stop = min(stop, transfer.size)
+                    await self._send_from(node, transfer, frozen.source, file, start, stop)
         if transfer.size < longest:
             await self._share.work(os.ftruncate, file.fd, transfer.size)
         attributes = self.attributes(node, new=True)
@@ -301,7 +326,11 @@ class FileFlusher:
             if not transfer.wanted(node):
                 raise SupersededError
             await self._share.work(blocking.copy_range, fd, file, at, end)
-            self.bytes_sent += end - at
+            self._sent(end - at)
+
+    def _sent(self, count: int) -> None:
+        self.bytes_sent += count
+        self._volume.space.progressed()
 
     def abandon(self, node: Node) -> None:
         """Give a transfer up; its temporary is removed, now or by the next sweep."""
@@ -444,9 +473,14 @@ class FileFlusher:
             raise SupersededError  # truncated to nothing since the step was planned
         directory, name = at
         size = node.size
+        grows = base is not None and size >= base.size and content.dirty.first >= base.size
+        if grows and base is not None and volume.space.waiting:
+            size = min(size, base.size + volume.space.portion)
+        partly = size < node.size
         ranges = content.dirty.overlap(0, size)
         limit = min(content.base_limit, size)
-        grows = base is not None and size >= base.size and content.dirty.first >= base.size
+        # Nobody sees a temporary: it need not be a prefix at every instant.
+        append = blocking.copy_range if node.spilled else blocking.append_range
         tree.snapshot(node)
         cuts = content.cuts
         accepts = self.accepts(node)
@@ -478,8 +512,8 @@ class FileFlusher:
             for start, stop in parts:
                 for chunk in range(start, stop, CHUNK):
                     end = min(chunk + CHUNK, stop)
-                    await share.work(blocking.append_range, fd, file, chunk, end)
-                    self.bytes_sent += end - chunk
+                    await share.work(append, fd, file, chunk, end)
+                    self._sent(end - chunk)
             if max([fresh, *(stop for _, stop in parts)]) < size:
                 await share.work(os.ftruncate, file.fd, size)
             attributes = self.attributes(node, new=True)
@@ -511,6 +545,8 @@ class FileFlusher:
         node.attrs_at = volume.clock()
         _note_times(node, attributes.times)
         volume.changed_on_share(directory, name)
+        if partly and node.dirty is not None:
+            node.dirty.next = 0  # it is as old as before
         tree.settle(node, volume.clock())
         journal = volume.journal
 

@@ -35,6 +35,7 @@ from wbcache.flush.plan import (
     Remove,
     Rename,
     SetAttributes,
+    Spill,
     Step,
     Wait,
 )
@@ -138,8 +139,17 @@ class Flusher:
         items: list[Item] = [n for n in tree.dirty if not tree.excluded(n)]
         for directory, name in tree.changes:
             if tree.wanted(directory, name) is None:
-                items.append((directory, name))
+                node = directory.share.get(name)
+                if node is None or not node.spilled or not node.links:
+                    items.append((directory, name))
         return items
+
+    def press(self, pressed: bool) -> None:
+        """Whether the cache is full, so that everything that can go is due."""
+        if pressed != self.timing.pressed:
+            self.timing.pressed = pressed
+            self._tree.touched.update(self._tree.dirty, self._tree.changes)
+            self.hurry()
 
     def is_hopeless(self, item: Item) -> bool:
         """Whether an item, or what it waits for in the end, was refused by the share for good."""
@@ -343,7 +353,7 @@ class Flusher:
         if isinstance(step, InPlace) and node.transfer:
             # It was to be published whole, but meanwhile got a further name, or lost bytes here.
             self.files.abandon(node)
-        large = isinstance(step, Copy | InPlace) and node.dirty_bytes > SMALL
+        large = isinstance(step, Copy | Spill | InPlace) and node.dirty_bytes > SMALL
         if large and self._running_large >= self._volume.config.flush.workers:
             self._large.append(item)
             return
@@ -387,7 +397,7 @@ class Flusher:
         self.room.ended(item, step, error)
         if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
             await self.failures.look_for_directories(step)
-        self._volume.step_ended()
+        self._volume.step_ended(node)
         self._tree.touch_item(item)
         self._tree.touch_item(node)
         self.hurry()
@@ -425,6 +435,8 @@ class Flusher:
         if isinstance(step, Copy):
             await self.room.check(step.node)
             await self.files.copy(step.node, step.directory)
+        elif isinstance(step, Spill):
+            await self.files.spill(step.node, step.directory)
         elif isinstance(step, Publish):
             if step.node.is_symlink:
                 await self.names.publish_symlink(step.node, step.to, step.occupant)

@@ -36,6 +36,14 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Spill:
+    """Move bytes of a file that is still being written to a temporary, where it grows on."""
+
+    node: Node
+    directory: Directory
+
+
+@dataclass(frozen=True)
 class Publish:
     """Let a name show what a temporary holds (or a new symbolic link)."""
 
@@ -88,7 +96,9 @@ class Park:
     at: Name
 
 
-Step = MakeDirectory | Copy | Publish | InPlace | SetAttributes | Rename | Link | Remove | Park
+Step = (
+    MakeDirectory | Copy | Spill | Publish | InPlace | SetAttributes | Rename | Link | Remove | Park
+)
 
 
 @dataclass(frozen=True)
@@ -163,9 +173,14 @@ class Planner:
         content = node.content
         if not node.slinks or (content is not None and content.whole):
             if self._tree.held(node) and not self._is_older(node):
-                return None
+                return self._spill(node) if node.spill else None
             return self._publish(node, present[0] if present else missing[0])
-        if node.content_dirty:
+        if node.spilled:
+            if node.content_dirty:
+                return InPlace(node, node.slinks[0])
+            if self._tree.held(node):
+                return None
+        elif node.content_dirty:
             if self._rewrite(node):
                 return self._publish(node, present[0] if present else missing[0])
             return self._in_place_step(node, present[0] if present else node.slinks[0])
@@ -174,6 +189,12 @@ class Planner:
         if missing:
             return self._move(node, missing[0])
         return None
+
+    def _spill(self, node: Node) -> Step | Wait | None:
+        directory = node.links[0][0]
+        if not node.size or node.transfer is not None:
+            return None
+        return Spill(node, directory) if directory.on_share else Wait(directory)
 
     def _replaced(self, node: Node) -> Step | Wait | None:
         """A finished transfer of a file that was replaced meanwhile still goes out.
@@ -274,8 +295,8 @@ class Planner:
         if blocked is not None:
             return blocked
         occupant = directory.share.get(name)
-        change = self._tree.changes[to]
-        waits = self._order(directory, change.seq, node, replaces=occupant is not None)
+        seq = self._position(node, to) if node.spilled else self._named(to)
+        waits = self._order(directory, seq, node, replaces=occupant is not None)
         if waits is not None:
             return waits
         for old in node.slinks:

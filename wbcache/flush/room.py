@@ -18,7 +18,7 @@ import os
 
 from wbcache.flush.errors import describe, is_full
 from wbcache.flush.files import FileFlusher
-from wbcache.flush.plan import Copy, InPlace, Link, MakeDirectory, Planner, Remove, Step
+from wbcache.flush.plan import Copy, InPlace, Link, MakeDirectory, Planner, Remove, Spill, Step
 from wbcache.flush.transfer import Transfer
 from wbcache.node import Node
 from wbcache.share.descriptor import Descriptor
@@ -28,7 +28,7 @@ from wbcache.volume import Volume
 ENOUGH = 32
 """Steps at a time from which on their number is no limit."""
 
-TAKES_ROOM = Copy | InPlace | MakeDirectory | Link
+TAKES_ROOM = Copy | Spill | InPlace | MakeDirectory | Link
 
 
 class Room:

@@ -23,6 +23,8 @@ class Timing:
         self._tree = volume.tree
         self.all_due = False
         """A drain: nothing waits for its time."""
+        self.pressed = False
+        """The cache is full: nothing waits for its time but what is still being written."""
 
     def due(self, item: Item) -> float | None:
         """When an item is due; 0 is at once; None when only an event makes it due."""
@@ -30,7 +32,7 @@ class Timing:
             change = self._tree.changes.get(item)
             if change is None or change.trouble:
                 return None
-            if self.all_due or change.pulled:
+            if self.all_due or self.pressed or change.pulled:
                 return change.retry_at
             return max(change.first + self._volume.config.flush.idle_delay, change.retry_at)
         kept_here = item.trouble is not None or self._tree.excluded(item)
@@ -40,8 +42,10 @@ class Timing:
             transfer = item.transfer
             if isinstance(transfer, Transfer) and transfer.is_older_than(item):
                 return item.retry_at  # what it held before goes out
+            if item.spill and item.content_dirty:
+                return item.retry_at
             return self._held_until(item)
-        if self.all_due or item.pulled:
+        if self.all_due or self.pressed or item.pulled:
             return item.retry_at
         idle_delay, max_age = self.delays(item)
         dirty = item.dirty
@@ -51,7 +55,10 @@ class Timing:
         """When something has to be done about a file that is still open for writing."""
         assert node.dirty is not None
         until = self._snapshot_at(node)
-        return min(until, node.dirty.first + HELD_LIMIT) if node.closed else until
+        if not node.closed:
+            return until
+        # Short of room nobody may wait for a writer who waits for room.
+        return 0.0 if self.pressed else min(until, node.dirty.first + HELD_LIMIT)
 
     def _snapshot_at(self, node: Node) -> float:
         """When it goes out all the same."""

@@ -6,7 +6,7 @@ written later stays dirty and goes with the next flush; the temporary stays wort
 
 from __future__ import annotations
 
-from wbcache.extents import Extents
+from wbcache.extents import END, Extents
 from wbcache.node import Content, Directory, Node, Signature
 
 
@@ -21,6 +21,7 @@ class Transfer:
         "content",
         "directory",
         "given_up",
+        "limit",
         "meta",
         "occupant",
         "redirty",
@@ -33,13 +34,20 @@ class Transfer:
     )
 
     def __init__(
-        self, node: Node, content: Content, directory: Directory, temporary: bytes
+        self,
+        node: Node,
+        content: Content,
+        directory: Directory,
+        temporary: bytes,
+        limit: int = END,
     ) -> None:
         self.content = content
         self.directory = directory
         """Where the temporary lies on the share."""
         self.temporary = temporary
-        self.size = node.size
+        self.limit = limit
+        """Bytes that it carries at most; the rest of the file follows in place."""
+        self.size = min(node.size, limit)
         self.seq = content.seq
         self.redirty = Extents(*content.writing)
         """Written since its bytes were last read for the transfer."""
