@@ -182,7 +182,7 @@ class SteppedWorld(Operations):
                 self.tasks.resume(self.random)
             elif self.tree.touched:
                 continue
-            elif until < float("inf") and (self.flusher.unfinished() or self.flusher.later):
+            elif until < float("inf") and (self.flusher.unfinished() or self.flusher.sweeper.later):
                 self.now = max(self.now, until)
             else:
                 break

@@ -168,7 +168,7 @@ class World:
         assert not tree.changes and not tree.holding
         assert not [node for node in tree.dirty if not tree.excluded(node)]
         assert not len(tree.order)
-        assert not volume.strays and not self.flusher.later
+        assert not volume.strays and not self.flusher.sweeper.later
         removed = {n.ino for n in tree.nodes.values() if n.handles and not n.links}
         intents = [row for row in volume.journal.rows("intent") if row[2] not in removed]
         rows = [*intents, *volume.journal.rows("temporary"), *volume.journal.rows("xattr")]

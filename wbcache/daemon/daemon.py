@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import signal
 import time
@@ -43,11 +44,16 @@ NAMESPACE_GRACE = 5.0
 say, may keep it alive."""
 
 PROGRESS_INTERVAL = 0.2
+MAX_LOGGED = 100
+"""What remains at the end is written to the log up to so many rows; commands list all of it."""
+
 LOOK_INTERVAL = 0.02
 """Seconds between two looks at whether a flush has ended."""
 
 COUNTING = 20
 """What is left is counted no more often than after this many times the time that it takes."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 FREEZE_LIMIT = 0.2
 """Seconds for which a client killed in mid-request can stop the whole daemon, see `unfreeze`."""
@@ -86,8 +92,13 @@ class Daemon:
         self._mounted = False
         self._unmounted = trio.Event()
         self._drained = trio.Event()
-        self._no_drain = False
-        self._drain_timeout: float | None = volume.config.drain.timeout or None
+        self._detached = False
+        """Taken out of the tree while programs use it."""
+        self._patience = volume.config.drain.timeout or math.inf
+        """Seconds that the final flush may take."""
+        self._give_up_at: float | None = None
+        """When it ends, by trio's clock; None before it has begun."""
+        self._drains: set[trio.CancelScope] = set()
         self._remaining: list[Item] = []
         self._filesystem: FileSystem
         self._flusher: Flusher
@@ -210,38 +221,62 @@ class Daemon:
             self._flusher.wake()
 
     async def _signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
-            async for number in received:
-                log.info("%s: unmounting and draining", signal.Signals(number).name)
-                await self._detach()
+        ending = False
+        async with trio.open_nursery() as nursery:
+            with trio.open_signal_receiver(*_ENDING) as received:
+                async for number in received:
+                    name = signal.Signals(number).name
+                    if ending:
+                        log.info("%s again: what is not flushed by now stays here", name)
+                        self._limit(0.0)
+                    else:
+                        log.info("%s: unmounting and draining", name)
+                        nursery.start_soon(self._detach)
+                    ending = True
 
     async def _detach(self) -> None:
         """Take the mount out of the tree though programs use it, flush, then end."""
         if not self._mounted:
             return
+        self._detached = True
         try:
             await trio.to_thread.run_sync(lambda: mounts.unmount(self._mountpoint, lazy=True))
         except Exception as error:
             log.warning("unmount: %s", error)
         if not self._unmounted.is_set():
             # Programs still hold files open; they are served until all they wrote is flushed.
-            self._flusher.drain()
-            with trio.move_on_after(self._drain_timeout or float("inf")):
-                await self._wait_for(self._flusher.unfinished, lambda *_: None)
+            await self._flush_all()
         if not self._unmounted.is_set():
             pyfuse3.terminate()
 
     # -- draining ------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        if not self._no_drain:
-            self._flusher.drain()
-            with trio.move_on_after(self._drain_timeout or float("inf")):
-                await self._wait_for(self._flusher.unfinished, lambda *_: None)
+        await self._flush_all()
         self._remaining = self._flusher.unfinished()
-        for row in report.rows(self._filesystem, self._remaining[:100]):
+        for row in report.rows(self._filesystem, self._remaining)[:MAX_LOGGED]:
             log.warning("not on the share yet: %r %s", row["path"], row["reason"])
+        if len(self._remaining) > MAX_LOGGED:
+            log.warning("not on the share yet: %d more", len(self._remaining) - MAX_LOGGED)
         self._drained.set()
+
+    async def _flush_all(self) -> None:
+        """Flush until the share has everything, or the time for it is up."""
+        if self._give_up_at is None:
+            self._give_up_at = trio.current_time() + self._patience
+        if self._give_up_at <= trio.current_time():
+            return
+        self._flusher.drain()
+        with trio.CancelScope(deadline=self._give_up_at) as scope:
+            self._drains.add(scope)
+            await self._wait_for(self._flusher.unfinished, lambda *_: None)
+        self._drains.discard(scope)
+
+    def _limit(self, seconds: float) -> None:
+        """From now on the final flush may take so long."""
+        self._give_up_at = trio.current_time() + seconds
+        for scope in self._drains:
+            scope.deadline = self._give_up_at
 
     async def _wait_for(
         self, remaining: Callable[[], list[Item]], progress: Progress, *, all_else: bool = True
@@ -347,22 +382,24 @@ class Daemon:
 
     async def umount(self, timeout: float | None, drain: bool, progress: Progress) -> Rows:
         """Unmount, then flush everything; the daemon ends afterwards."""
-        before = (self._drain_timeout, self._no_drain)
-        if timeout is not None:
-            self._drain_timeout = timeout or 0.001
-        self._no_drain = not drain
-        if self._mounted:
+        limit = timeout if drain else 0.0
+        if self._detached or not self._mounted:
+            if limit is not None:
+                self._limit(limit)
+        else:
+            before, self._patience = self._patience, self._patience if limit is None else limit
             try:
                 await trio.to_thread.run_sync(
                     mounts.unmount, self._mountpoint, abandon_on_cancel=True
                 )
             except WbcacheError:
                 # Still in use: whatever ends the mount later drains as configured.
-                self._drain_timeout, self._no_drain = before
+                self._patience = before
                 raise
-        with trio.move_on_after(NAMESPACE_GRACE):
-            await self._unmounted.wait()
-        if not self._unmounted.is_set():
+        if not self._detached:
+            with trio.move_on_after(NAMESPACE_GRACE):
+                await self._unmounted.wait()
+        if not self._detached and not self._unmounted.is_set():
             log.warning("another mount namespace still shows the mount; it ends there, too")
             pyfuse3.terminate()
             await self._unmounted.wait()

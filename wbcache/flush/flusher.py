@@ -20,7 +20,6 @@ import trio
 
 from wbcache.flush import blocking
 from wbcache.flush.cycles import circles, way_out
-from wbcache.flush.errors import describe
 from wbcache.flush.failures import Failures
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.names import NameFlusher
@@ -40,7 +39,8 @@ from wbcache.flush.plan import (
     Wait,
 )
 from wbcache.flush.room import Room
-from wbcache.flush.timing import Timing
+from wbcache.flush.sweeping import Sweeper
+from wbcache.flush.timing import LogsFirst, Timing
 from wbcache.flush.transfer import SupersededError
 from wbcache.node import Directory, Node
 from wbcache.tree import Item, Name
@@ -71,7 +71,8 @@ class Flusher:
         self.names = NameFlusher(volume, self.files)
         self.planner = Planner(volume.tree)
         self.timing = Timing(volume)
-        self.room = Room(volume, self.files, self.planner)
+        self.sweeper = Sweeper(volume)
+        self.room = Room(volume, self.files, self.planner, self.sweeper)
         self.suspended = False
         """The share may not be changed (it has not been verified yet)."""
         self._event = trio.Event()
@@ -86,14 +87,12 @@ class Flusher:
         self._large: deque[Item] = deque()
         self._crowd: list[tuple[int, int, Item]] = []
         """Items that are ready, but for which the share has no room just now."""
+        self._logs = LogsFirst()
         self._circles_at = 0.0
         self._steps = 0
         self._running_small = 0
         self._running_large = 0
         """Steps that have a worker; one whose outcome is not known has none any more."""
-        self.later: list[Name] = []
-        """Temporaries whose removal failed; tried again later, and at the next mount."""
-        self._later_at = 0.0
         volume.tree.wake = self.wake
 
     # -- for others ----------------------------------------------------------------------------
@@ -128,9 +127,14 @@ class Flusher:
         self.hurry()
 
     def drain(self) -> None:
-        """From now on everything is due at once."""
+        """From now on everything is due at once, logs first."""
         self.timing.all_due = True
-        for item in self.unfinished():
+        items = self.unfinished()
+        self._logs.begin(items, self._volume.clock())
+        for queue in (self._ready, self._crowd):
+            queue[:] = [(self._seq(item), tick, item) for _, tick, item in queue]
+            heapq.heapify(queue)
+        for item in items:
             self.pull(item)
 
     def unfinished(self) -> list[Item]:
@@ -172,7 +176,7 @@ class Flusher:
     @property
     def running(self) -> int:
         """Steps under way, with those whose outcome is not known and the removal of temporaries."""
-        return self._steps
+        return self._steps + self.sweeper.running
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -202,21 +206,17 @@ class Flusher:
             if self._due_at.get(item) == at:
                 del self._due_at[item]
                 self._make_ready(item)
-        if self.later and now >= self._later_at:
-            self._volume.strays += self.later
-            self.later.clear()
+        self.sweeper.collect()
         if not self.suspended:
             self._start_steps(nursery)
             if self._volume.strays:
                 nursery.start_soon(self._sweep)
             if self._volume.trash:
                 nursery.start_soon(self._volume.empty_trash)
-        until = self._due[0][0] if self._due else math.inf
-        if self.later:
-            until = min(until, self._later_at)
+        until = min(self._due[0][0] if self._due else math.inf, self.sweeper.due)
         if self._waiting and self.running and not self._ready:
             until = min(until, self._circles_at)
-        return until
+        return min(until, self._logs.until(now))
 
     def _take_touched(self) -> None:
         touched, self._tree.touched = self._tree.touched, set()
@@ -247,6 +247,8 @@ class Flusher:
             heapq.heappush(self._ready, (self._seq(item), next(self._tick), item))
 
     def _seq(self, item: Item) -> int:
+        if item in self._logs:
+            return 0
         if isinstance(item, Node):
             return item.dirty.since if item.dirty is not None else 0
         change = self._tree.changes.get(item)
@@ -261,14 +263,16 @@ class Flusher:
             self._waiting.pop(item, None)
             self._in_vain(item, None)
             due = self.timing.due(item)
-            if due is None:
-                continue
-            if due > self._volume.clock():
-                self._schedule(item)
+            if due is None or due > self._volume.clock():
+                self._logs.pass_over(item)
+                if due is not None:
+                    self._schedule(item)
                 continue
             if isinstance(item, Node) and self.timing.expire(item):
                 continue
             plan = self.planner.plan(item)
+            if not isinstance(plan, InPlace) and plan != Wait(item):
+                self._logs.pass_over(item)
             if plan is None:
                 self._nothing_to_do(item)
             elif isinstance(plan, Wait):
@@ -289,7 +293,9 @@ class Flusher:
         queue = self._ready
         if self._crowd and self.room.is_open and (not queue or self._crowd[0] < queue[0]):
             queue = self._crowd
-        return heapq.heappop(queue)[-1] if queue else None
+        if not queue or not self._logs.lets_pass(queue[0][-1], self._volume.clock()):
+            return None
+        return heapq.heappop(queue)[-1]
 
     def _nothing_to_do(self, item: Item) -> None:
         if not isinstance(item, Node) or item.busy:
@@ -354,6 +360,7 @@ class Flusher:
             # It was to be published whole, but meanwhile got a further name, or lost bytes here.
             self.files.abandon(node)
         large = isinstance(step, Copy | Spill | InPlace) and node.dirty_bytes > SMALL
+        large = large and item not in self._logs
         if large and self._running_large >= self._volume.config.flush.workers:
             self._large.append(item)
             return
@@ -390,6 +397,7 @@ class Flusher:
             if (at := _arrival(step)) is not None:
                 del at[0].arriving[at[1]]
             self._steps -= 1
+            self._logs.went(item)
         if error is None:
             node.retries = 0
         else:
@@ -458,32 +466,8 @@ class Flusher:
             await self.names.park(step.node, step.at)
 
     async def _sweep(self) -> None:
-        """Remove temporaries that nothing needs."""
-        strays, self._volume.strays = self._volume.strays, []
-        self._steps += 1
-        self.room.sweeping += 1
-        try:
-            for directory, name in strays:
-                await self._sweep_away(directory, name)
-        finally:
-            self._steps -= 1
-            self.room.sweeping -= 1
-            self.hurry()
-
-    async def _sweep_away(self, directory: Directory, name: bytes) -> None:
-        volume = self._volume
-        try:
-            if directory.on_share:
-                parent = await volume.share.directory(directory, flush=True)
-                await volume.share.work(blocking.remove_temporary, parent, name)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            log.info("temporary %r stays for now: %s", name, describe(error))
-            self.later.append((directory, name))
-            self._later_at = volume.clock() + volume.config.flush.retry.max
-            return
-        volume.journal.drop_temporary(name)
+        await self.sweeper.sweep()
+        self.hurry()
 
 
 def _arrival(step: Step) -> Name | None:

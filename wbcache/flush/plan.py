@@ -108,6 +108,18 @@ class Wait:
     on: Item | None
 
 
+def only_grows(node: Node) -> bool:
+    """Whether all that the share lacks of a file's bytes lies behind the end of what it has."""
+    content, base = node.content, node.base
+    return (
+        content is not None
+        and not content.whole
+        and base is not None
+        and content.dirty.first >= base.size
+        and node.size >= base.size
+    )
+
+
 class Planner:
     """Computes steps from the tree alone."""
 
@@ -265,10 +277,7 @@ class Planner:
         return seq or self._tree.seq
 
     def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
-        content, base = node.content, node.base
-        assert content is not None
-        grows = base is not None and content.dirty.first >= base.size and node.size >= base.size
-        if not grows and node.dirty is not None:
+        if not only_grows(node) and node.dirty is not None:
             blocked = self._order(at[0], node.dirty.since, node, replaces=True)
             if blocked is not None:
                 return blocked
@@ -276,12 +285,11 @@ class Planner:
 
     def _rewrite(self, node: Node) -> bool:
         """Whether a patched file is better published whole."""
-        content, base = node.content, node.base
-        assert content is not None
-        if base is not None and content.dirty.first >= base.size and node.size >= base.size:
-            return False
+        content = node.content
         return (
-            node.size <= REWRITE_LIMIT
+            content is not None
+            and not only_grows(node)
+            and node.size <= REWRITE_LIMIT
             and len(node.links) == 1
             and len(node.slinks) <= 1
             and content.local(0, node.size, node.size)

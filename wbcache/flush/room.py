@@ -19,6 +19,7 @@ import os
 from wbcache.flush.errors import describe, is_full
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.plan import Copy, InPlace, Link, MakeDirectory, Planner, Remove, Spill, Step
+from wbcache.flush.sweeping import Sweeper
 from wbcache.flush.transfer import Transfer
 from wbcache.node import Node
 from wbcache.share.descriptor import Descriptor
@@ -34,17 +35,18 @@ TAKES_ROOM = Copy | Spill | InPlace | MakeDirectory | Link
 class Room:
     """What the flusher may do while the share is full; otherwise everything."""
 
-    def __init__(self, volume: Volume, files: FileFlusher, planner: Planner) -> None:
+    def __init__(
+        self, volume: Volume, files: FileFlusher, planner: Planner, sweeper: Sweeper
+    ) -> None:
         self._volume = volume
         self._tree = volume.tree
         self._files = files
         self._planner = planner
+        self._sweeper = sweeper
         self.is_short = False
         """A step found no room, and it is not certain yet that there is enough again."""
         self.order_suspended = False
         """Removals went ahead of their turn."""
-        self.sweeping = 0
-        """Removals of temporaries under way."""
         self._window = 1
         self._moving: dict[Node, bool] = {}
         """Steps under way that take room, and whether nothing else takes any meanwhile."""
@@ -67,7 +69,7 @@ class Room:
         """Whether steps that take room may begin now."""
         if not self.is_short:
             return True
-        if self._volume.strays or self.sweeping or self._wanted or self._ahead is not None:
+        if self._sweeper.is_busy or self._wanted or self._ahead is not None:
             return False
         return len(self._moving) < self._window
 

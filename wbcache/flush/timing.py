@@ -1,7 +1,11 @@
-"""When a dirty item is due."""
+"""When a dirty item is due, and what goes first when time is short."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
+from wbcache.flush.plan import only_grows
 from wbcache.flush.transfer import Transfer
 from wbcache.node import Node
 from wbcache.tree import Item
@@ -13,6 +17,53 @@ LOG_LIMIT = 16 << 20
 HELD_LIMIT = 600.0
 """Seconds after which a new file that is still being written goes out as a snapshot, and without a
 write after which a replacement does."""
+
+
+LOGS_FIRST = 10.0
+"""Seconds for which, at a drain, nothing else begins while logs still grow."""
+
+
+class LogsFirst:
+    """At a drain there may be little time. What files have grown by goes first: it is little, it
+    waits for nothing, and it is what one wants to read of a run that has ended."""
+
+    def __init__(self) -> None:
+        self._left: dict[Item, int] = {}
+        """The files, and how many steps of each go first: two if one was under way."""
+        self._until = 0.0
+
+    def begin(self, items: Iterable[Item], now: float) -> None:
+        """A drain begins; times are monotonic seconds."""
+        self._left = {
+            item: 1 + item.busy
+            for item in items
+            if isinstance(item, Node)
+            and item.content_dirty
+            and only_grows(item)
+            and not item.spilled
+        }
+        self._until = now + LOGS_FIRST
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._left
+
+    def lets_pass(self, item: Item, now: float) -> bool:
+        """Whether an item may begin."""
+        return not self._left or item in self._left or now >= self._until
+
+    def until(self, now: float) -> float:
+        """When others may pass, should no log be done before; infinite when they may now."""
+        return self._until if self._left and now < self._until else math.inf
+
+    def pass_over(self, item: Item) -> None:
+        """An item does not grow, or can't just now."""
+        self._left.pop(item, None)
+
+    def went(self, item: Item) -> None:
+        """A step of an item has ended, well or not."""
+        left = self._left.pop(item, 0) - 1
+        if left > 0:
+            self._left[item] = left
 
 
 class Timing:
