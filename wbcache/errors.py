@@ -17,6 +17,7 @@
     ├── DaemonStartError        13  the daemon ended, or was silent, before it was ready
     ├── BusyError               14  programs still use the mount
     ├── RecoverError            15  `recover` cannot read the cache or write its target
+    ├── ResolveError            16  `conflicts resolve` cannot do what it was asked
     ├── InterruptedWorkError   130  Ctrl-C, while something goes on without the command
     └── ReportedError            *  an error and its code as a daemon reported them
 
@@ -150,6 +151,12 @@ class RecoverError(WbcacheError):
     """`recover` cannot read the cache directory or cannot write its target."""
 
     exit_code = 15
+
+
+class ResolveError(WbcacheError):
+    """There is no such conflict, or it can't be resolved that way."""
+
+    exit_code = 16
 
 
 class InterruptedWorkError(WbcacheError):

@@ -50,6 +50,8 @@ CREATE TABLE IF NOT EXISTS seen (
     parent INT, name BLOB, ino INT, mode INT, uid INT, gid INT, size INT, mtime INT, ctime INT,
     atime INT, target BLOB, base_size INT, base_mtime INT, base_ino INT,
     PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS conflict (
+    id INTEGER PRIMARY KEY, parent INT, name BLOB, copy BLOB, ours INT, theirs INT, time REAL);
 """
 
 EXTENT_DIRTY, EXTENT_CLEAN, EXTENT_ABSENT = 1, 2, 0
@@ -114,6 +116,18 @@ class SeenDirectory(NamedTuple):
     """When it was last seen, wall-clock seconds."""
     complete: int
     """Whether that is every name in it."""
+
+
+class ConflictRow(NamedTuple):
+    """A conflict with another writer, see `conflicts.Conflict`; nodes by their inode numbers."""
+
+    id: int
+    parent: int
+    name: bytes
+    copy: bytes
+    ours: int
+    theirs: int
+    time: float
 
 
 def _to_oserror(error: sqlite3.Error) -> OSError:
@@ -433,6 +447,19 @@ class Journal:
         self.save(extra=forget)
         self._seen.discard(ino)
 
+    def put_conflicts(self, rows: Iterable[ConflictRow]) -> None:
+        """Record conflicts, in place of those about the same names (inside `save`)."""
+        for row in rows:
+            self._execute(
+                "DELETE FROM conflict WHERE parent=? AND name=? AND copy=?",
+                (row.parent, row.name, row.copy),
+            )
+            self._execute("INSERT INTO conflict VALUES(?,?,?,?,?,?,?)", row)
+
+    def drop_conflicts(self, ids: Iterable[int]) -> None:
+        """Somebody has dealt with these (inside `save`)."""
+        self._db.executemany("DELETE FROM conflict WHERE id=?", [(i,) for i in ids])
+
     def set_meta(self, key: str, value: str | int) -> None:
         """Store a fact about the whole cache."""
         self._run("INSERT OR REPLACE INTO meta VALUES(?,?)", (key, value))
@@ -539,6 +566,10 @@ class Journal:
         with self._readable():
             rows = self._execute("SELECT * FROM seen WHERE parent=?", (parent,)).fetchall()
         return [SeenRow(*row) for row in rows]
+
+    def conflicts(self) -> list[ConflictRow]:
+        """The recorded conflicts, oldest first."""
+        return [ConflictRow(*row) for row in self.rows("conflict")]
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """All rows of a table, in order of its key."""

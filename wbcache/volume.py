@@ -19,6 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import trio
 
 from wbcache.config import Config
+from wbcache.conflicts import Conflicts
 from wbcache.extents import END, Extents
 from wbcache.frozen import FrozenCopy
 from wbcache.journal import EXTENT_DIRTY, Journal
@@ -81,6 +82,7 @@ class Volume:
         self.events: deque[tuple[float, str]] = deque(maxlen=200)
         """What the operator should know: (wall-clock seconds, text), newest last."""
         self._told: set[str] = set()
+        self.conflicts = Conflicts(tree, journal)
         self.local_lane = trio.CapacityLimiter(_SYNC_LANE)
         """Threads for the cache disk; a hung share can't take them."""
         self.settled = trio.Event()

@@ -26,6 +26,7 @@ class FakeDaemon:
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
         self.flushed: list[bytes] = []
+        self.forgotten: list[int] = []
         self.error: Exception | None = None
         self.release = trio.Event()
         self.started = trio.Event()
@@ -39,6 +40,12 @@ class FakeDaemon:
 
     async def pending(self) -> Rows:
         return self.rows
+
+    async def conflicts(self) -> Rows:
+        return self.rows
+
+    async def forget_conflicts(self, ids: Sequence[int]) -> None:
+        self.forgotten += ids
 
     async def flush(
         self, paths: Sequence[bytes], timeout: float | None, progress: Progress

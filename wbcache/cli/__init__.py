@@ -14,6 +14,7 @@ import click
 
 from wbcache import __version__
 from wbcache.cli import output
+from wbcache.cli.conflicts import conflicts
 from wbcache.cli.flush import flush
 from wbcache.cli.mount import mount
 from wbcache.cli.recover import recover
@@ -34,7 +35,7 @@ def command() -> None:
     """A write-back cache for slow network shares: writes are acknowledged by the local disk."""
 
 
-for _subcommand in (mount, umount, status, flush, pending, recover):
+for _subcommand in (mount, umount, status, flush, pending, conflicts, recover):
     command.add_command(_subcommand)
 
 

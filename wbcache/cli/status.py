@@ -122,6 +122,8 @@ def _facts(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "unflushed", _unflushed_text(state)
     if state.get("flushed_bytes"):
         yield "flushed", f"{output.format_bytes(state['flushed_bytes'])} since it was mounted"
+    if state.get("conflicts"):
+        yield "conflicts", f"{state['conflicts']}; 'wbcache conflicts' lists them"
     for error in state.get("errors", []):
         yield "error", _error_text(error)
     for event in list(state.get("events", []))[-MAX_EVENTS:]:

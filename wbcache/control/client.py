@@ -51,6 +51,14 @@ class ControlClient:
         """Everything that is not on the share yet."""
         return list(self._call({"cmd": "pending"})["pending"])
 
+    def conflicts(self) -> list[Row]:
+        """The conflicts with other writers that nobody has dealt with."""
+        return list(self._call({"cmd": "conflicts"})["conflicts"])
+
+    def forget_conflicts(self, ids: Sequence[int]) -> None:
+        """Somebody has dealt with these."""
+        self._call({"cmd": "forget_conflicts", "ids": list(ids)})
+
     def flush(
         self, paths: Sequence[bytes], timeout: float | None, progress: Progress | None = None
     ) -> list[Row]:

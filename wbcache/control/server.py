@@ -47,6 +47,12 @@ class Handlers(Protocol):
     async def pending(self) -> Rows:
         """Everything that is not on the share yet."""
 
+    async def conflicts(self) -> Rows:
+        """The conflicts with other writers that nobody has dealt with."""
+
+    async def forget_conflicts(self, ids: Sequence[int]) -> None:
+        """Somebody has dealt with these; unknown ones are fine."""
+
     async def flush(
         self, paths: Sequence[bytes], timeout: float | None, progress: Progress
     ) -> Rows:
@@ -154,6 +160,11 @@ class ControlServer:
             return {"ok": True, "status": await self._handlers.status()}
         if command == "pending":
             return {"ok": True, "pending": await self._handlers.pending()}
+        if command == "conflicts":
+            return {"ok": True, "conflicts": await self._handlers.conflicts()}
+        if command == "forget_conflicts":
+            await self._handlers.forget_conflicts(_numbers(request))
+            return {"ok": True}
         timeout = _timeout(request)
         if command == "flush":
             paths = _paths(request)
@@ -281,6 +292,13 @@ def _timeout(request: Mapping[str, Any]) -> float | None:
     if not numeric or not math.isfinite(timeout) or timeout < 0:
         raise ValueError("timeout is not a number of seconds")
     return float(timeout)
+
+
+def _numbers(request: Mapping[str, Any]) -> list[int]:
+    ids = request.get("ids")
+    if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
+        raise ValueError("ids is not a list of numbers")
+    return ids
 
 
 def _paths(request: Mapping[str, Any]) -> list[bytes]:

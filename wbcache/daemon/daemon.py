@@ -315,6 +315,14 @@ class Daemon:
         """Everything that is not on the share yet."""
         return report.rows(self._filesystem, self._flusher.unfinished())
 
+    async def conflicts(self) -> Rows:
+        """The conflicts with other writers that nobody has dealt with."""
+        return report.conflicts(self._filesystem)
+
+    async def forget_conflicts(self, ids: Sequence[int]) -> None:
+        """Somebody has dealt with these."""
+        self._volume.conflicts.forget(ids)
+
     async def flush(
         self, paths: Sequence[bytes], timeout: float | None, progress: Progress
     ) -> Rows:

@@ -1,4 +1,4 @@
-"""What `status` and `pending` say."""
+"""What `status`, `pending` and `conflicts` say."""
 
 from __future__ import annotations
 
@@ -49,6 +49,34 @@ def _row(filesystem: FileSystem, item: Item) -> dict[str, Any]:
     }
 
 
+def conflicts(filesystem: FileSystem) -> list[dict[str, Any]]:
+    """A row for each conflict with another writer that nobody has dealt with, oldest first."""
+    tree, found = filesystem.tree, []
+    for conflict in filesystem.volume.conflicts.standing():
+        ours, theirs = conflict.ours, conflict.theirs if conflict.shows_theirs else None
+        path = tree.name_path(conflict.directory, conflict.name)
+        found.append(
+            {
+                "id": conflict.id,
+                "kind": conflict.kind,
+                "path": path,
+                "ours": ours and tree.name_path(conflict.directory, conflict.copy or conflict.name),
+                "ours_bytes": ours and ours.size,
+                "ours_incomplete": ours is not None and _is_incomplete(ours),
+                "theirs": theirs and path,
+                "theirs_bytes": theirs and theirs.size,
+                "time": conflict.time,
+            }
+        )
+    return found
+
+
+def _is_incomplete(node: Node) -> bool:
+    """Whether bytes of it are neither here nor on the share any more."""
+    content = node.content
+    return not node.slinks and content is not None and not content.local(0, node.size, node.size)
+
+
 def status(filesystem: FileSystem, flusher: Flusher) -> dict[str, Any]:
     """The state of the mount, without its paths."""
     volume, tree = filesystem.volume, filesystem.tree
@@ -83,6 +111,7 @@ def status(filesystem: FileSystem, flusher: Flusher) -> dict[str, Any]:
             "full": flusher.room.is_short,
             "order_suspended": flusher.room.order_suspended,
         },
+        "conflicts": len(volume.conflicts.standing()),
         "errors": errors,
         "events": [{"time": at, "text": text} for at, text in volume.events],
     }

@@ -372,7 +372,10 @@ class Listings:
                 tree.touch(node, now)
             else:
                 volume.cut_off(node, "removed")
-            volume.commit_outcome(node, (directory, name))
+            rows = [] if node.is_dir else [volume.conflicts.add(node.links[0], ours=node)]
+            volume.commit_outcome(
+                node, (directory, name), extra=lambda: volume.journal.put_conflicts(rows)
+            )
             return
         for parent, own in list(node.links):
             tree.set_local(parent, own, None, now)

@@ -12,7 +12,9 @@ import re
 import socket
 import stat
 import time
+from dataclasses import dataclass, field
 
+from wbcache.journal import ConflictRow
 from wbcache.node import Directory, Node
 from wbcache.share import calls
 from wbcache.tree import Name
@@ -39,6 +41,18 @@ def _beginning(name: bytes, length: int) -> bytes:
     return name[:length]
 
 
+@dataclass
+class _Outcome:
+    """What the journal is to store of a conflict that was settled."""
+
+    items: list[Node | Name] = field(default_factory=list)
+    rows: list[ConflictRow] = field(default_factory=list)
+
+    def store(self, volume: Volume) -> None:
+        """In one transaction."""
+        volume.commit_outcome(*self.items, extra=lambda: volume.journal.put_conflicts(self.rows))
+
+
 async def settle_conflict(volume: Volume, node: Node | None, at: Name) -> None:
     """The share has somebody else's file under a name: keep it, and ours beside it.
 
@@ -48,7 +62,6 @@ async def settle_conflict(volume: Volume, node: Node | None, at: Name) -> None:
     parent = await volume.share.directory(directory, flush=True)
     st = await volume.share.work(calls.lstat_or_none, parent, name)
     now = volume.clock()
-    shown = os.fsdecode(tree.name_path(directory, name))
     tree.next_seq()
     old = directory.share.get(name)
     theirs: Node | None = None
@@ -60,35 +73,38 @@ async def settle_conflict(volume: Volume, node: Node | None, at: Name) -> None:
             theirs = kind(tree.allocate(), st.st_mode)
             tree.add(theirs)
             volume.adopt(theirs, st)
-    items: list[Node | Name] = [at]
+    outcome = _Outcome([at])
     if theirs is not old:
         tree.set_share(directory, name, theirs, now)
         if old is not None and old.links:
             _detach(volume, old)
-            items.append(old)
+            outcome.items.append(old)
     elif isinstance(theirs, Directory):
         theirs.listed_at = None  # somebody put new files into a directory that we removed
     if theirs is not None:
-        if directory.local.get(name) is None:
+        removed = directory.local.get(name) is None
+        shown = _show(volume, theirs, at, outcome)
+        if removed:
+            path = os.fsdecode(tree.name_path(*shown))
             volume.report(
-                f"conflict: {shown!r} was removed here and changed on the share by another writer;"
+                f"conflict: {path!r} was removed here and changed on the share by another writer;"
                 " it is kept"
             )
-        _show(volume, theirs, at, items)
-    volume.commit_outcome(*items)
+            outcome.rows.append(volume.conflicts.add(shown, theirs=theirs))
+    outcome.store(volume)
     if old is not None:
         volume.forget_if_gone(old)
 
 
-def _show(volume: Volume, theirs: Node, at: Name, items: list[Node | Name]) -> None:
-    """Give theirs its name in the mount; what has the name here moves aside.
+def _show(volume: Volume, theirs: Node, at: Name, outcome: _Outcome) -> Name:
+    """Give theirs its name in the mount, and return it; what has the name here moves aside.
 
     A directory that was removed here comes back if theirs is in it.
     """
     tree, now, (directory, name) = volume.tree, volume.clock(), at
     if not directory.links and directory.slinks:
         directory.listed_at = None
-        _show(volume, directory, directory.slinks[0], items)
+        _show(volume, directory, directory.slinks[0], outcome)
     if volume.temporary_names.is_ours(name):
         # It was parked, and to be removed: it gets a name that everybody sees.
         lost = theirs.dropped[1] if theirs.dropped else b"recovered"
@@ -98,7 +114,7 @@ def _show(volume: Volume, theirs: Node, at: Name, items: list[Node | Name]) -> N
         tree.touch(theirs, now)
     ours = directory.local.get(name)
     if ours is theirs:
-        return
+        return at
     if ours is not None:
         other = conflict_name(name, volume.capabilities.name_max, set(directory.local))
         shown = os.fsdecode(tree.name_path(directory, name))
@@ -110,11 +126,13 @@ def _show(volume: Volume, theirs: Node, at: Name, items: list[Node | Name]) -> N
         tree.set_local(directory, name, None, now)
         tree.set_local(directory, other, ours, now)
         _detach(volume, ours)
-        items += [(directory, other), ours]
+        outcome.items += [(directory, other), ours]
+        outcome.rows.append(volume.conflicts.add(at, ours=ours, theirs=theirs, copy=other))
         volume.invalidate_entry(directory.ino, other)
     tree.set_local(directory, name, theirs, now)
-    items += [at, theirs]
+    outcome.items += [at, theirs]
     volume.invalidate_entry(directory.ino, name)
+    return at
 
 
 def _detach(volume: Volume, node: Node) -> None:
