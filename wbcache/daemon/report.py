@@ -61,14 +61,18 @@ def conflicts(filesystem: FileSystem) -> list[dict[str, Any]]:
                 "kind": conflict.kind,
                 "path": path,
                 "ours": ours and tree.name_path(conflict.directory, conflict.copy or conflict.name),
-                "ours_bytes": ours and ours.size,
+                "ours_bytes": _size(ours),
                 "ours_incomplete": ours is not None and _is_incomplete(ours),
                 "theirs": theirs and path,
-                "theirs_bytes": theirs and theirs.size,
+                "theirs_bytes": _size(theirs),
                 "time": conflict.time,
             }
         )
     return found
+
+
+def _size(node: Node | None) -> int | None:
+    return None if node is None or node.is_dir else node.size
 
 
 def _is_incomplete(node: Node) -> bool:

@@ -134,6 +134,15 @@ class Listings:
         for node in self._volume.remembered.recall(directory, self._volume.clock()):
             self._volume.policy_changed(node)
 
+    def _appeared(self, directory: Directory, name: bytes, mode: int) -> bool:
+        """Somebody else made a name on the share; returns whether the mount shows it now."""
+        # A name that is new on both sides is settled when ours is flushed.
+        if name in directory.local or (directory, name) in self._tree.changes:
+            return False
+        self._discover(directory, name, mode)
+        self._volume.invalidate_entry(directory.ino, name)
+        return True
+
     # -- attributes ----------------------------------------------------------------------------
 
     async def attributes(self, node: Node) -> None:
@@ -191,12 +200,27 @@ class Listings:
             target = None
             if node.is_symlink and (node.base is None or node.base != self._volume.signature(st)):
                 target = await self._share.look(calls.readlink, parent, name)
+            if await self._is_split(node, st):
+                if directory.share.get(name) is node and not self._pinned(directory, name, began):
+                    self.gone(directory, name)
+                    self._appeared(directory, name, st.st_mode)
+                return
             self._volume.adopt(node, st)
             if target is not None and node.dirty is None:
                 node.target = target
         finally:
             del self._stats[node]
             done.set()
+
+    async def _is_split(self, node: Node, st: os.stat_result) -> bool:
+        """Whether the first of several names on the share shows another file by now, while the
+        rest still show the one that we know."""
+        if len(node.slinks) < 2 or node.base in (None, self._volume.signature(st)):
+            return False
+        directory, name = node.slinks[1]
+        parent = await self._share.directory(directory)
+        other = await self._share.look(calls.lstat_or_none, parent, name)
+        return other is not None and self._volume.signature(other) == node.base
 
     async def symlink_target(self, node: Node) -> bytes:
         """Where a symbolic link points, byte for byte."""
@@ -323,11 +347,7 @@ class Listings:
                 continue
             if known is not None:
                 self.gone(directory, name)
-            # A name that is new on both sides is settled when ours is flushed.
-            if name not in directory.local and (directory, name) not in self._tree.changes:
-                self._discover(directory, name, mode)
-                self._volume.invalidate_entry(directory.ino, name)
-                changed = True
+            changed |= self._appeared(directory, name, mode)
         for name in [n for n in directory.share if n not in seen]:
             if not self._pinned(directory, name, began):
                 self.gone(directory, name)
@@ -354,6 +374,9 @@ class Listings:
             for child in list(node.share):
                 self.gone(node, child)
             node.share_dirfd = None
+        if len(node.slinks) > 1 and directory.local.get(name) is node:
+            tree.set_local(directory, name, None, now)  # one of several names, and no bytes
+            volume.invalidate_entry(directory.ino, name)
         tree.set_share(directory, name, None, now)
         if node.slinks or not node.links:
             volume.commit_outcome((directory, name), node)

@@ -130,27 +130,37 @@ class Failures:
         for directory in _directories(step):
             volume.share.forget_directory(directory)
 
-    async def look_for_directories(self, step: Step) -> None:
-        """See whether somebody else removed a directory that a step needs, and where."""
-        share = self._volume.share
-        for directory in _directories(step):
-            chain: list[Name] = []
-            at = directory
-            while at.slinks:
-                chain.append(at.slinks[0])
-                at = at.slinks[0][0]
+    async def look_for_places(self, step: Step) -> None:
+        """See whether somebody else removed what a step needs: its file, or a directory."""
+        share, node = self._volume.share, step.node
+        needed = [_way_to(directory) for directory in _directories(step)]
+        if not isinstance(node, Directory):
+            needed += [[*_way_to(place[0]), place] for place in node.slinks]
+        for way in needed:
             try:
-                for parent, name in reversed(chain):
-                    moving = parent.share.get(name)
-                    if moving is not None and moving.busy:
+                for parent, name in way:
+                    known = parent.share.get(name)
+                    if known is None or known.busy or name in parent.arriving:
                         break
                     descriptor = await share.directory(parent, flush=True)
                     st = await share.work(calls.lstat_or_none, descriptor, name)
-                    if st is None or not stat.S_ISDIR(st.st_mode):
+                    if parent.share.get(name) is not known or known.busy:
+                        break
+                    if st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(known.mode):
                         self._gone(parent, name)
                         break
             except OSError as error:
-                log.debug("looking for a directory: %s", error)
+                log.debug("looking for what a step needs: %s", error)
+
+
+def _way_to(directory: Directory) -> list[Name]:
+    """The names on the share that lead to a directory, outermost first."""
+    way: list[Name] = []
+    at = directory
+    while at.slinks:
+        way.append(at.slinks[0])
+        at = at.slinks[0][0]
+    return way[::-1]
 
 
 def _directories(step: Step) -> list[Directory]:

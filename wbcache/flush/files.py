@@ -60,7 +60,7 @@ class FileFlusher:
         stable = self._share.stable_ino
         kind = stat.S_IFMT(node.mode)
         # Known by its name alone, since nobody has asked for its attributes: any file will do.
-        anything = kind != stat.S_IFREG or (base is None and bool(node.slinks))
+        anything = node.is_dir or (base is None and bool(node.slinks))
 
         def test(st: os.stat_result) -> bool:
             if stat.S_IFMT(st.st_mode) != kind:
@@ -142,7 +142,7 @@ class FileFlusher:
         self._tree.snapshot(node)
         meta, xattrs = self.take(node)
         try:
-            if node.is_file and node.base is not None and attributes.times is not None:
+            if not node.is_dir and node.base is not None and attributes.times is not None:
                 await self._announce(
                     node, at, "attributes", Signature(node.base.size, node.mtime, node.base.ino)
                 )

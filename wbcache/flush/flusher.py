@@ -404,7 +404,7 @@ class Flusher:
             self.failures.note(item, step, error)
         self.room.ended(item, step, error)
         if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-            await self.failures.look_for_directories(step)
+            await self.failures.look_for_places(step)
         self._volume.step_ended(node)
         self._tree.touch_item(item)
         self._tree.touch_item(node)
