@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.mounting import NEVER_BY_ITSELF, Mounted, contents, merge, wbcache
+from tests.mounting import NEVER_BY_ITSELF, Mounted, contents, merge
 from tests.waiting import wait_until
 
 BLIND = {"share": {"attr_ttl": "1d", "dir_ttl": "1d"}}
@@ -85,14 +84,7 @@ def plain(path: str) -> str:
 
 def listed(mount: Mounted) -> list[Row]:
     """What `wbcache conflicts` lists, paths relative to the mount."""
-    done = wbcache("conflicts", mount.path, "--json")
-    assert done.returncode == 0, done.stderr
-    rows: list[Row] = json.loads(done.stdout)
-    for row in rows:
-        for key in ("path", "ours", "theirs"):
-            if row[key] is not None:
-                row[key] = row[key].removeprefix(f"{mount.path}/")
-    return rows
+    return mount.client.conflicts()
 
 
 @pytest.fixture(scope="module")
