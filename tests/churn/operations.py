@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 from collections.abc import Callable
+from typing import TypeVar
 
 from tests.churn.model import PAGE, Dir, File, Link, Model, Operation, content
 
@@ -20,6 +21,8 @@ MAX_DIRS = 12
 NAMES = ["a", "b", "log", "weights.bin", "x y", "ünï", "events.out.tfevents.1", "q'\"", "z" * 60]
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
+
+T = TypeVar("T")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -306,7 +309,7 @@ class Chooser:
 
 
 class UnreadableError(OSError):
-    """Bytes that only the share has cannot be had."""
+    """What only the share knows cannot be had."""
 
 
 class Executor:
@@ -326,7 +329,7 @@ class Executor:
         with open(self._path(path), "rb") as file:
             return self._from_share(file.read)
 
-    def _from_share(self, read: Callable[[], bytes]) -> bytes:
+    def _from_share(self, read: Callable[[], T]) -> T:
         try:
             return read()
         except OSError as error:
@@ -424,7 +427,8 @@ class Executor:
         os.setxattr(self._path(path), name, value.encode())
 
     def _removexattr(self, path: str, name: str) -> None:
-        os.removexattr(self._path(path), name)
+        # Whether there is one may have to be asked of the share.
+        self._from_share(lambda: os.removexattr(self._path(path), name))
 
     def _fsync(self, path: str) -> None:
         self._with(path, os.O_RDONLY, os.fsync)
