@@ -8,13 +8,15 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
-from tests.volumes import Mounted, mounted
+from tests.volumes import QUICK, Mounted, mounted
 from tests.waiting import DEADLINE, wait_until_async
+from wbcache.config import ShareConfig
 from wbcache.node import Directory
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
@@ -58,6 +60,23 @@ async def test_a_call_that_fails_keeps_none_open(share: str, tmp_path: Path) -> 
             with pytest.raises(OSError, match="no answer"):
                 await call(fail, Descriptor(os.open(f"{share}/file", os.O_RDONLY)))
             await wait_until_async(lambda: not _open_below(share), "it is closed")
+
+
+async def test_one_that_fails_when_nobody_waits_any_more(share: str, tmp_path: Path) -> None:
+    (tmp_path / "share" / "file").touch()
+    answer = threading.Event()
+    config = replace(QUICK, share=ShareConfig(lookup_deadline=0.05, deadline=0.1))
+    async with mounted(share, str(tmp_path / "cache"), config=config) as mount:
+
+        def fail(file: Descriptor) -> None:
+            answer.wait(DEADLINE)
+            raise OSError(errno.EIO, f"no answer for {file.fd}")
+
+        with pytest.raises(TimeoutError):
+            await mount.volume.share.look(fail, Descriptor(os.open(f"{share}/file", os.O_RDONLY)))
+        assert _open_below(share)
+        answer.set()
+        await wait_until_async(lambda: not _open_below(share), "it is closed")
 
 
 async def _make(mount: Mounted) -> Directory:
@@ -104,4 +123,27 @@ async def test_one_that_goes_while_it_is_opened_is_not_kept(
             await mount.filesystem.names.rmdir(mount.volume.tree.root, b"made")
             await mount.drain()
             go_on.set()
+        await wait_until_async(lambda: not _open_below(share), "it is closed")
+
+
+async def test_a_listing_without_an_answer_keeps_none_open(
+    share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    def late(directory: Descriptor) -> list[calls.Entry]:
+        answer.wait(DEADLINE)
+        return []
+
+    config = replace(QUICK, share=ShareConfig(lookup_deadline=0.2, deadline=0.1))
+    os.mkdir(f"{share}/theirs")
+    async with mounted(share, str(tmp_path / "cache"), config=config) as mount:
+        root = mount.volume.tree.root
+        theirs = await mount.filesystem.names.lookup(root, b"theirs")
+        assert isinstance(theirs, Directory)
+        monkeypatch.setattr(calls, "scan", late)
+        with pytest.raises(TimeoutError):
+            await mount.filesystem.listings.complete(theirs)
+        answer.set()
+        mount.volume.share.drop_directory(theirs)
         await wait_until_async(lambda: not _open_below(share), "it is closed")

@@ -299,6 +299,7 @@ class Listings:
                     raise
                 directory.listing_cost = volume.clock() - began_at
                 self._apply(directory, entries, began, began_at)
+                del parent, entries  # of no use while it sleeps
                 refresh.done.set()
                 directory.listing = None
                 await trio.sleep(max(0.05, self._ttl(directory) - directory.listing_cost))
@@ -308,7 +309,8 @@ class Listings:
                     return
                 refresh = directory.listing = _Refresh()
         except OSError as error:
-            refresh.error = error
+            # Its traceback would hold this frame, and that the directory's descriptor.
+            refresh.error = error.with_traceback(None)
         except Exception:
             log.exception("listing inode %d failed", directory.ino)
             refresh.error = OSError(errno.EIO, "the listing failed")

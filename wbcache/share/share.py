@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import trio
@@ -94,19 +95,18 @@ class Share:
 
     async def _in_thread(self, lane: trio.CapacityLimiter, ticket: int, call: Callable[[], T]) -> T:
         try:
-            result = await trio.to_thread.run_sync(call, limiter=lane, abandon_on_cancel=True)
+            result = await trio.to_thread.run_sync(
+                partial(_attempt, call), limiter=lane, abandon_on_cancel=True
+            )
         except trio.Cancelled:
             self.health.abandoned(ticket)
             raise
-        except OSError as error:
-            self.health.end(ticket)
-            # Its traceback holds the frames of the call and of trio, and one of those holds the
-            # error: the call's descriptors would stay open until that circle is collected.
-            raise error.with_traceback(None) from error.__cause__
         except BaseException:
             self.health.end(ticket)
             raise
         self.health.end(ticket)
+        if isinstance(result, _Failure):
+            raise result.take()
         return result
 
     async def probe_until_answer(self, interval: float = 1.0) -> None:
@@ -221,3 +221,28 @@ class Share:
         """A directory is gone from the share: its descriptor is of no use any more."""
         self._directories.pop(directory, None)
         directory.share_dirfd = None
+
+
+class _Failure:
+    """The error of a call in a thread.
+
+    Raised there, its traceback would be part of circles with trio's frames, also when nobody waits
+    for the call any more, and the descriptors of the call would stay open until the garbage
+    collector, which runs rarely, finds them.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        self._error: OSError | None = error.with_traceback(None)
+
+    def take(self) -> OSError:
+        """The error, which the caller raises at once."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+
+def _attempt(call: Callable[[], T]) -> T | _Failure:
+    try:
+        return call()
+    except OSError as error:
+        return _Failure(error)
