@@ -307,6 +307,11 @@ def make_directory(
     return (calls.lstat(parent, name) if changed else st), True
 
 
+def is_empty(parent: Descriptor, name: bytes) -> bool:
+    """Whether there is nothing in a directory."""
+    return not calls.scan(calls.open_directory(parent, name))
+
+
 def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
     """Remove a file that is as we know it; one that is gone is fine."""
     st = calls.lstat_or_none(parent, name)

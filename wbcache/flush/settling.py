@@ -11,6 +11,7 @@ import os
 import stat
 from functools import partial
 
+from wbcache.flush import blocking
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.transfer import Transfer
 from wbcache.journal import Intent
@@ -98,9 +99,14 @@ class Settler:
             own = await self._stat(node.slinks[0]) if node.slinks else None
             if own is None or not os.path.samestat(own, st):
                 return
+        now = self._volume.clock()
+        if isinstance(node, Directory):
+            parent = await self._volume.share.directory(directory, flush=True)
+            if await self._volume.share.work(blocking.is_empty, parent, name):
+                node.listed_at = now  # nobody has to ask what is in it
         if node.base is None:
             node.base = self._volume.signature(st)
-        self._tree.set_share(directory, name, node, self._volume.clock())
+        self._tree.set_share(directory, name, node, now)
         self._take_over(node, at, old, [])
 
     async def _renamed(self, node: Node, at: Name) -> None:

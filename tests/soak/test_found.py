@@ -1,0 +1,50 @@
+"""What the soak has found, each as small as it gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faultshare.client import FaultShare
+from tests.mounting import NEVER_BY_ITSELF, Mounted
+
+pytestmark = [pytest.mark.usefixtures("fuse")]
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Iterator[FaultShare]:
+    (tmp_path / "backing").mkdir()
+    with FaultShare(tmp_path / "backing") as share:
+        yield share
+
+
+@pytest.fixture
+def mount(share: FaultShare) -> Iterator[Mounted]:
+    with Mounted(share.mountpoint, config=NEVER_BY_ITSELF) as mount:
+        yield mount
+
+
+def test_a_directory_whose_making_had_no_answer_is_known_all_the_same(
+    share: FaultShare, mount: Mounted
+) -> None:
+    """Names in it had to be looked up on the share, which may not answer."""
+    share.fail(["mkdir"], after=True, times=1)
+    (mount.path / "made").mkdir()
+    mount.flush()
+    assert (share.backing / "made").is_dir()
+    share.hang()
+    (mount.path / "made" / "new").write_text("at once")
+    assert os.listdir(mount.path / "made") == ["new"]
+
+
+def test_what_else_is_in_it_shows(share: FaultShare, mount: Mounted) -> None:
+    """Somebody else was first, and we don't hear that either."""
+    share.fail(["mkdir"], after=True, times=1)
+    (mount.path / "made").mkdir()
+    (share.backing / "made").mkdir()
+    (share.backing / "made" / "theirs").write_text("theirs")
+    mount.flush()
+    assert os.listdir(mount.path / "made") == ["theirs"]
