@@ -152,6 +152,19 @@ def finish(
     return st
 
 
+def finish_in_place(
+    file: Descriptor, size: int, attributes: Attributes, parent: Descriptor, name: bytes
+) -> os.stat_result:
+    """Complete a file that was changed under its name; raises ConflictError when the name means
+    another one by now, FileNotFoundError when it means nothing: nobody will see what was written.
+    """
+    st = finish(file, size, attributes)
+    shown = calls.lstat(parent, name)
+    if not os.path.samestat(shown, st) and not _same_size(shown, st):
+        raise ConflictError
+    return st
+
+
 def close(file: Descriptor) -> None:
     """Close a file that was written; some shares report errors only now."""
     fd, file.fd = file.fd, -1
@@ -372,6 +385,8 @@ def set_attributes(
 ) -> tuple[os.stat_result, os.stat_result]:
     """Set a name's attributes; returns what the share reported before and after."""
     before = calls.lstat(parent, name)
+    if is_symlink != stat.S_ISLNK(before.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "something else is there", os.fsdecode(name))
     if is_symlink:
         if attributes.owner not in (None, (before.st_uid, before.st_gid)):
             calls.set_owner(parent, name, *attributes.owner)

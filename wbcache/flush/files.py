@@ -492,12 +492,7 @@ class FileFlusher:
         try:
             await self._announce(node, at, "grow" if grows else "patch", intent)
             parent = await share.directory(directory, flush=True)
-            try:
-                file, found = await share.work(blocking.open_for_update, parent, name, accepts)
-            except ConflictError:
-                node.sent.clear()  # nothing that we sent is there
-                volume.journal.drop_intents_of(node.ino)
-                raise
+            file, found = await share.work(blocking.open_for_update, parent, name, accepts)
             if grows and base is not None and found.size > base.size:
                 # Left over from an earlier try, and perhaps overwritten here since.
                 same = found.size <= size and await share.work(
@@ -519,11 +514,17 @@ class FileFlusher:
             attributes = self.attributes(node, new=True)
             meta, xattrs = self.take(node)
             try:
-                st = await share.work(blocking.finish, file, size, attributes)
+                st = await share.work(
+                    blocking.finish_in_place, file, size, attributes, parent, name
+                )
             except BaseException:
                 self.put_back(node, meta)
                 raise
             self.delivered(node, meta, xattrs)
+        except ConflictError:
+            node.sent.clear()  # nothing that we sent is there
+            volume.journal.drop_intents_of(node.ino)
+            raise
         finally:
             volume.unpin(content)
             content.redirty = [r for r in content.redirty if r is not redirty]

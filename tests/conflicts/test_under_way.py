@@ -1,0 +1,178 @@
+"""Another writer changes a file while our flush of it is under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conflicts.conftest import BLIND, listed, plain
+from tests.faultshare.client import FaultShare
+from tests.mounting import NEVER_BY_ITSELF, Mounted, contents, merge
+from wbcache.errors import WbcacheError
+
+LOST = ["rename", "symlink", "utimens"]
+
+pytestmark = pytest.mark.usefixtures("fuse")
+
+
+class Stage(NamedTuple):
+    share: FaultShare
+    mount: Mounted
+
+    @property
+    def backing(self) -> Path:
+        """What the share really holds."""
+        return self.share.backing / self.mount.source.name
+
+    def match(self, path: str) -> str:
+        """A pattern for the share's rules."""
+        return f"{self.mount.source.name}/{path}"
+
+    def flush_into(self, op: str, path: str, meanwhile: Callable[[Path], object]) -> None:
+        """Flush; when the share gets such a call, first something happens behind its back."""
+        rule = self.share.hang([op], self.match(path), times=1)
+        flush = threading.Thread(target=self.mount.client.flush, args=([b""], 20.0))
+        flush.start()
+        self.share.wait_hung(op)
+        meanwhile(self.backing)
+        self.share.release(rule)
+        flush.join()
+
+    def held(self) -> dict[str, bytes]:
+        """What the share holds, which is what the mount shows."""
+        self.mount.flush()
+        held = contents(self.backing)
+        assert held == contents(self.mount.path)
+        return {plain(name): data for name, (_, data) in held.items()}
+
+
+@pytest.fixture(scope="module")
+def share() -> Iterator[FaultShare]:
+    with tempfile.TemporaryDirectory(prefix="wbcache-under-way-") as name:
+        with FaultShare(name) as share:
+            yield share
+
+
+@pytest.fixture
+def stage(share: FaultShare, tmp_path: Path) -> Iterator[Stage]:
+    config = merge(NEVER_BY_ITSELF, BLIND)
+    (share.backing / tmp_path.name).mkdir()
+    with Mounted(share.mountpoint / tmp_path.name, config=config) as mount:
+        (mount.path / "f").write_text("before,")
+        mount.flush()
+        yield Stage(share, mount)
+        share.clear()
+
+
+def replace(top: Path) -> None:
+    (top / "other-writers-temporary").write_text("theirs")
+    (top / "other-writers-temporary").rename(top / "f")
+
+
+@pytest.mark.parametrize("op", ["write", "fsync"])
+def test_a_file_that_is_growing_is_replaced(stage: Stage, op: str) -> None:
+    with open(stage.mount.path / "f", "a") as file:
+        file.write("ours")
+    stage.flush_into(op, "f", replace)
+    assert stage.held() == {"f": b"theirs", "f!": b"before,ours"}
+    assert [row["kind"] for row in listed(stage.mount)] == ["both kept"]
+
+
+def test_a_file_that_is_growing_is_removed(stage: Stage) -> None:
+    with open(stage.mount.path / "f", "a") as file:
+        file.write("ours")
+    stage.flush_into("write", "f", lambda top: (top / "f").unlink())
+    assert stage.held() == {"f": b"before,ours"}
+    assert [row["kind"] for row in listed(stage.mount)] == ["removed there"]
+
+
+def test_a_file_is_replaced_while_ours_is_copied(stage: Stage) -> None:
+    (stage.mount.path / "f").write_text("ours")
+    stage.flush_into("write", ".wbcache-*", replace)
+    assert stage.held() == {"f": b"theirs", "f!": b"ours"}
+    assert [row["kind"] for row in listed(stage.mount)] == ["both kept"]
+
+
+def test_a_file_is_made_where_ours_is_about_to_get_its_name(stage: Stage) -> None:
+    """There is no window for new names: whoever comes first has it."""
+    (stage.mount.path / "g").write_text("ours")
+    stage.flush_into("rename", ".wbcache-*", lambda top: (top / "g").write_text("theirs"))
+    assert stage.held() == {"f": b"before,", "g": b"theirs", "g!": b"ours"}
+    assert [row["kind"] for row in listed(stage.mount)] == ["both kept"]
+
+
+def test_the_directory_is_removed_while_ours_is_copied(stage: Stage) -> None:
+    (stage.mount.path / "d").mkdir()
+    stage.mount.flush()
+    (stage.mount.path / "d" / "g").write_text("ours")
+
+    def remove(top: Path) -> None:
+        for path in (top / "d").iterdir():
+            path.unlink()
+        (top / "d").rmdir()
+
+    stage.flush_into("write", "d/.wbcache-*", remove)
+    assert stage.held() == {"f": b"before,", "d": b"", "d/g": b"ours"}
+
+
+def test_our_own_publish_with_a_lost_answer_is_no_conflict(stage: Stage) -> None:
+    (stage.mount.path / "f").write_text("ours")
+    (stage.mount.path / "g").write_text("ours")
+    (stage.mount.path / "l").symlink_to("ours")
+    rule = stage.share.fail(LOST, times=4, match=stage.match("*"), after=True)
+    assert stage.held() == {"f": b"ours", "g": b"ours", "l": b"ours"}
+    stage.share.clear(rule)
+    (stage.mount.path / "l").unlink()
+    (stage.mount.path / "l").symlink_to("again")
+    stage.share.fail(LOST, times=4, match=stage.match("*"), after=True)
+    assert stage.held() == {"f": b"ours", "g": b"ours", "l": b"again"}
+    assert listed(stage.mount) == []
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("op", ["rename", "utimens", "symlink"])
+def test_our_own_publish_cut_off_by_a_kill_is_no_conflict(
+    stage: Stage, op: str, done: bool
+) -> None:
+    (stage.mount.path / "l").symlink_to("before")
+    stage.mount.flush()
+    (stage.mount.path / "f").write_text("ours")
+    (stage.mount.path / "l").unlink()
+    (stage.mount.path / "l").symlink_to("ours")
+    rule = stage.share.hang([op], stage.match("*"), after=done)
+    flush = threading.Thread(target=_flush_until_killed, args=(stage.mount,))
+    flush.start()
+    stage.share.wait_hung(op)
+    os.kill(stage.mount.pid, signal.SIGKILL)
+    stage.share.release(rule, late=False)
+    stage.mount.kill()  # it has ended when this returns
+    flush.join()
+    stage.mount.remount()
+    assert stage.held() == {"f": b"ours", "l": b"ours"}
+    assert listed(stage.mount) == []
+    assert "conflict" not in stage.mount.log()
+
+
+def _flush_until_killed(mount: Mounted) -> None:
+    with pytest.raises(WbcacheError):
+        mount.client.flush([b""], 20.0)
+
+
+def test_a_late_answer_is_no_conflict(stage: Stage) -> None:
+    """The call takes effect long after the flush that asked for it was given up."""
+    (stage.mount.path / "f").write_text("ours")
+    rule = stage.share.hang(["rename"], stage.match("*"), times=1)
+    assert stage.mount.client.flush([b""], 0.5)
+    stage.share.wait_hung("rename")
+    (stage.mount.path / "f").write_text("ours, newer")
+    assert stage.mount.client.flush([b""], 0.5)
+    stage.share.release(rule)
+    assert stage.held() == {"f": b"ours, newer"}
+    assert listed(stage.mount) == []
