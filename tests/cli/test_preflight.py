@@ -347,3 +347,11 @@ def test_a_killed_process_is_recognised() -> None:
         child.kill()
         child.wait()
     assert not is_being_killed(child.pid)
+
+
+def test_a_cache_that_is_too_small(tmp_path: Path) -> None:
+    tiny = Config(cache=CacheConfig(size=Size(bytes=10 << 20)))
+    with pytest.raises(CacheDirError) as caught:
+        preflight.check_cache_dir(str(tmp_path / "cache"), tiny)
+    assert "comes to 10 MiB" in message(caught)
+    assert not (tmp_path / "cache").exists()
