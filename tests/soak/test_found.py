@@ -38,6 +38,7 @@ def test_a_directory_whose_making_had_no_answer_is_known_all_the_same(
     share.hang()
     (mount.path / "made" / "new").write_text("at once")
     assert os.listdir(mount.path / "made") == ["new"]
+    share.clear()
 
 
 def test_what_else_is_in_it_shows(share: FaultShare, mount: Mounted) -> None:
@@ -48,3 +49,39 @@ def test_what_else_is_in_it_shows(share: FaultShare, mount: Mounted) -> None:
     (share.backing / "made" / "theirs").write_text("theirs")
     mount.flush()
     assert os.listdir(mount.path / "made") == ["theirs"]
+
+
+def test_a_final_flush_removes_temporaries_though_that_fails_at_first(
+    share: FaultShare, mount: Mounted
+) -> None:
+    """No mount may ever come after it to do so."""
+    rule = share.hang(["write"], ".wbcache-*")
+    _begin_to_send(mount, "data", 20 << 20)
+    share.wait_hung("write")
+    (mount.path / "data").unlink()
+    share.fail(["unlink"], match=".wbcache-*", times=2)
+    share.release(rule)
+    done = mount.umount()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.listdir(share.backing) == [".wbcache"]
+
+
+def test_but_not_for_ever(share: FaultShare, mount: Mounted) -> None:
+    rule = share.hang(["write"], ".wbcache-*")
+    _begin_to_send(mount, "data", 20 << 20)
+    share.wait_hung("write")
+    (mount.path / "data").unlink()
+    share.fail(["unlink"], match=".wbcache-*")
+    share.release(rule)
+    assert mount.umount().returncode == 0
+    assert len(os.listdir(share.backing)) == 2
+    share.clear()
+    mount.remount()
+    assert mount.umount().returncode == 0
+    assert os.listdir(share.backing) == [".wbcache"]
+
+
+def _begin_to_send(mount: Mounted, name: str, size: int) -> None:
+    """Write a file, and have it flushed in the background."""
+    (mount.path / name).write_bytes(bytes(range(256)) * (size >> 8))
+    assert mount.client.flush([os.fsencode(name)], 0.0)

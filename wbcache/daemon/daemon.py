@@ -292,7 +292,7 @@ class Daemon:
             flusher = self._flusher
             if flusher.is_stalled and not flusher.suspended:
                 return left
-            settled = not flusher.running and not self._volume.strays
+            settled = not flusher.running and not flusher.sweeper.is_busy
             if (settled or not all_else) and all(flusher.is_hopeless(item) for item in left):
                 return left
             # With very many files counting takes long; the flush itself must have the time.

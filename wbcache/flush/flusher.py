@@ -136,6 +136,7 @@ class Flusher:
             heapq.heapify(queue)
         for item in items:
             self.pull(item)
+        self.sweeper.insist()
 
     def unfinished(self) -> list[Item]:
         """Every item that the share does not have as it should be."""
@@ -171,7 +172,7 @@ class Flusher:
             or self._due_at
             or self._tree.touched
         )
-        return not busy and not self._volume.strays
+        return not busy and not self.sweeper.is_busy
 
     @property
     def running(self) -> int:

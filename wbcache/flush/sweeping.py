@@ -6,12 +6,15 @@ import logging
 import math
 
 from wbcache.flush import blocking
-from wbcache.flush.errors import describe
+from wbcache.flush.errors import describe, refused
 from wbcache.node import Directory
 from wbcache.tree import Name
 from wbcache.volume import Volume
 
 log = logging.getLogger(__name__)
+
+TRIES = 6
+"""How often the removal of a temporary is tried before the final flush ends without it."""
 
 
 class Sweeper:
@@ -24,11 +27,19 @@ class Sweeper:
         self.later: list[Name] = []
         """Temporaries whose removal failed; tried again later, and at the next mount."""
         self._later_at = 0.0
+        self._tries: dict[Name, int] = {}
+        """How often the removal of those failed."""
+        self._insists = False
 
     @property
     def is_busy(self) -> bool:
         """Whether temporaries still take room that they will give back."""
-        return bool(self._volume.strays) or self.running > 0
+        hopeful = self._insists and any(self._tries[at] < TRIES for at in self.later)
+        return bool(self._volume.strays) or self.running > 0 or hopeful
+
+    def insist(self) -> None:
+        """A final flush: no later mount may come to remove what could be removed now."""
+        self._insists, self._later_at = True, 0.0
 
     @property
     def due(self) -> float:
@@ -53,6 +64,7 @@ class Sweeper:
 
     async def _sweep_away(self, directory: Directory, name: bytes) -> None:
         volume = self._volume
+        at = (directory, name)
         try:
             if directory.on_share:
                 parent = await volume.share.directory(directory, flush=True)
@@ -61,7 +73,11 @@ class Sweeper:
             pass
         except OSError as error:
             log.info("temporary %r stays for now: %s", name, describe(error))
-            self.later.append((directory, name))
-            self._later_at = volume.clock() + volume.config.flush.retry.max
+            tries = self._tries[at] = TRIES if refused(error) else self._tries.get(at, 0) + 1
+            self.later.append(at)
+            retry = volume.config.flush.retry
+            delay = min(retry.max, retry.first * 2.0**tries) if self._insists else retry.max
+            self._later_at = volume.clock() + delay
             return
+        self._tries.pop(at, None)
         volume.journal.drop_temporary(name)
