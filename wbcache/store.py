@@ -76,7 +76,8 @@ class Store(CacheFiles):
         for i in range(_FANOUT):
             path = os.path.join(directory, f"{i:02x}")
             os.makedirs(path, mode=0o700, exist_ok=True)
-            self._dirfds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._dirfds.append(os.open(path, flags))
 
     def close(self) -> None:
         """Close every descriptor."""

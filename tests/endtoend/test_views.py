@@ -159,3 +159,21 @@ def test_local_work_goes_on_while_the_share_hangs(stage: Stage) -> None:
         stage.share.release(rule)
     stage.settle()
     assert (stage.backing / "d" / "log").read_bytes() == b"line\n" * 200
+
+
+def test_what_another_writer_removed_does_not_come_back(stage: Stage) -> None:
+    """Of every kind: what is not changed here goes with it."""
+    for name in ("file", "full/file"):
+        stage.put(name, b"theirs")
+    (stage.backing / "empty").mkdir()
+    (stage.backing / "link").symlink_to("file")
+    wait_until(lambda: len(os.listdir(stage.path)) == 4, "the mount shows it")
+    for name in ("file", "full/file", "link"):
+        os.lstat(stage.path / name)
+    for name in ("file", "link", "full/file"):
+        (stage.backing / name).unlink()
+    for name in ("full", "empty"):
+        (stage.backing / name).rmdir()
+    wait_until(lambda: not os.listdir(stage.path), "the mount shows it no more")
+    stage.flush()
+    assert not os.listdir(stage.backing)

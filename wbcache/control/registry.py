@@ -122,10 +122,22 @@ def _own_directory() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK):
         return os.path.join(runtime, "wbcache")
-    return f"/tmp/wbcache-{os.geteuid()}"
+    shared = f"/tmp/wbcache-{os.geteuid()}"
+    try:
+        taken = os.lstat(shared).st_uid != os.geteuid()
+    except FileNotFoundError:
+        taken = False
+    return _home_directory() if taken else shared
+
+
+def _home_directory() -> str:
+    """Where a user's records are when somebody else has taken their place in /tmp."""
+    return os.path.join(os.path.expanduser("~"), ".local", "state", "wbcache", "mounts")
 
 
 def _open_own_directory(directory: str) -> int:
+    if directory == _home_directory():
+        os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755 if os.geteuid() == 0 else 0o700)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -146,7 +158,7 @@ def _searched_directories() -> Iterator[str]:
     own = _own_directory()
     yield own
     owners = "*" if uid == 0 else str(uid)
-    others = ["/run/wbcache"]
+    others = ["/run/wbcache", _home_directory()]
     for pattern in (f"/run/user/{owners}/wbcache", f"/tmp/wbcache-{owners}"):
         others += sorted(glob.glob(pattern))
     yield from (directory for directory in others if directory != own)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import trio
 
 from wbcache.control import protocol
-from wbcache.errors import UsageError, WbcacheError
+from wbcache.errors import NoSuchMountError, UsageError, WbcacheError
 from wbcache.escaping import to_bytes
 
 log = logging.getLogger(__name__)
@@ -111,10 +111,13 @@ class ControlServer:
         self._directory = -1
 
     async def _connection(self, stream: trio.SocketStream) -> None:
-        if self._connections >= MAX_CONNECTIONS or not _allowed(stream.socket):
+        if self._connections >= MAX_CONNECTIONS:
             return
         self._connections += 1
         try:
+            if not _allowed(stream.socket):
+                await stream.send_all(protocol.encode(_FOREIGN))
+                return
             line = await _read_line(stream)
             if line is not None:
                 await self._answer(stream, line)
@@ -183,6 +186,12 @@ class ControlServer:
         raise UsageError(
             "control request", f"unknown command {command!r}", "use one version of wbcache"
         )
+
+
+_FOREIGN = protocol.error_reply(
+    "the daemon belongs to another user; run the command as that user or as root",
+    NoSuchMountError.exit_code,
+)
 
 
 def _allowed(sock: trio.socket.SocketType) -> bool:

@@ -28,6 +28,7 @@ from wbcache.daemon.daemon import Daemon
 from wbcache.daemon.lock import lock_cache
 from wbcache.daemon.preflight import MountPlan
 from wbcache.errors import RemainsError, WbcacheError
+from wbcache.escaping import one_line, printable
 from wbcache.journal import Journal
 from wbcache.loading import load
 from wbcache.node import Node
@@ -78,7 +79,9 @@ class _Ready:
 
     def succeed(self, plan: MountPlan, warnings: list[str]) -> None:
         if self._fd is None:
-            print(f"{plan.source} is mounted on {plan.mountpoint}", flush=True)
+            print(
+                f"{printable(plan.source)} is mounted on {printable(plan.mountpoint)}", flush=True
+            )
         self._send({"ready": True, "cache_dir": plan.cache_dir, "warnings": warnings})
 
     def fail(self, text: str, code: int) -> None:
@@ -108,8 +111,8 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
             config_path=arguments.config,
         )
     )
-    os.umask(0)
-    os.makedirs(plan.cache_dir, mode=0o700, exist_ok=True)
+    os.umask(0o077)  # what is made here is nobody else's business
+    os.makedirs(plan.cache_dir, exist_ok=True)
     lock = lock_cache(plan.cache_dir)
     _log_to(os.path.join(plan.cache_dir, "daemon.log"), foreground=arguments.ready_fd is None)
     log.info("wbcache %s: %s on %s", __version__, plan.source, plan.mountpoint)
@@ -120,6 +123,8 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     power_lost = journal.get_meta("boot_id") not in (None, boot)
     loaded = load(journal, store, time.monotonic, power_lost=power_lost)
     journal.set_meta("boot_id", boot)
+    _note_mount(plan)
+    os.umask(0)  # modes on the share are those of the mount
     entry = mounts.mount_of(plan.source, mounts.read_mounts())
     binding = bind(
         root_fd,
@@ -173,13 +178,14 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
         cache_dir=plan.cache_dir,
         kernel_options=plan.kernel_options,
     )
-    record = MountRecord(
-        mountpoint=plan.mountpoint, source=plan.source, cache_dir=plan.cache_dir, pid=os.getpid()
-    )
-    _note_mount(plan, record)
+    record = _record(plan)
 
     def announce() -> None:
-        registry.register(record)
+        try:
+            registry.register(record)
+        except (WbcacheError, OSError) as error:
+            warnings.append(f"commands won't find this mount: {error}")
+            log.warning("%s", warnings[-1])
         ready.succeed(plan, warnings)
 
     _keep_memory()
@@ -224,25 +230,36 @@ def _boot_id() -> str:
         return file.read().strip()
 
 
-def _note_mount(plan: MountPlan, record: MountRecord) -> None:
+def _record(plan: MountPlan) -> MountRecord:
+    return MountRecord(
+        mountpoint=plan.mountpoint, source=plan.source, cache_dir=plan.cache_dir, pid=os.getpid()
+    )
+
+
+def _note_mount(plan: MountPlan) -> None:
     """For people and for `recover`: which mount this cache belongs to."""
-    note = {**record.__dict__, "started": time.time(), "version": __version__}
+    note = {**_record(plan).__dict__, "started": time.time(), "version": __version__}
     path = os.path.join(plan.cache_dir, "mount.json")
     with open(path + ".new", "w") as file:
         json.dump(note, file)
     os.replace(path + ".new", path)
 
 
+class _OneLine(logging.Formatter):
+    """A line for each message, whatever names it holds; tracebacks follow on lines of their own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return one_line(super().formatMessage(record))
+
+
 def _log_to(path: str, *, foreground: bool) -> None:
     handlers: list[logging.Handler] = [logging.FileHandler(path, errors="backslashreplace")]
     if foreground:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=handlers,
-        force=True,
-    )
+    for handler in handlers:
+        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     file = open(path, "a")  # noqa: SIM115  # faulthandler writes to it until the process ends
     faulthandler.enable(file)
     faulthandler.register(signal.SIGUSR1, file)

@@ -45,6 +45,13 @@ SMALL_RESERVE = 64 << 20
 SMALLEST_CACHE = 64 << 20
 """Bytes that `cache.size` must come to."""
 JOURNAL_NAME = "journal.db"
+_OWN_NAMES = frozenset(
+    {
+        *(JOURNAL_NAME, JOURNAL_NAME + "-wal", JOURNAL_NAME + "-shm"),
+        *("control.sock", "daemon.log", "data", "lock", "mount.json", "mount.json.new"),
+    }
+)
+"""What a daemon makes in its cache directory."""
 FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = "/etc/fuse.conf"
 
@@ -390,11 +397,20 @@ def _check_existing_cache(cache_dir: str, what: str, hint: str) -> bool:
             f"belongs to another user (uid {info.st_uid})",
             "run as that user, or " + hint,
         )
+    if info.st_mode & 0o022:
+        raise CacheDirError(
+            what,
+            f"can be written by other users (mode {stat.S_IMODE(info.st_mode):o})",
+            f"look what they left there, then chmod go-w {cache_dir}",
+        )
     names = set(os.listdir(cache_dir))
+    for name in sorted(names & _OWN_NAMES):
+        if problem := _planted(os.lstat(os.path.join(cache_dir, name))):
+            raise CacheDirError(what, f"{name} in it {problem}", hint)
     if JOURNAL_NAME in names:
         return True
     # A daemon that failed early may have left its log and lock.
-    foreign = names - {"daemon.log", "data", "lock", "lost+found", "mount.json", "control.sock"}
+    foreign = names - _OWN_NAMES - {"lost+found"}
     if foreign:
         raise CacheDirError(
             what,
@@ -402,6 +418,17 @@ def _check_existing_cache(cache_dir: str, what: str, hint: str) -> bool:
             "give an empty or new directory with --cache-dir",
         )
     return False
+
+
+def _planted(info: os.stat_result) -> str:
+    """Why something in a cache directory can't be ours; empty when it can."""
+    if stat.S_ISLNK(info.st_mode):
+        return "is a symbolic link"
+    if info.st_uid != os.geteuid():
+        return f"belongs to another user (uid {info.st_uid})"
+    if info.st_mode & 0o022 and stat.S_ISDIR(info.st_mode):
+        return "can be written by other users"
+    return ""
 
 
 def _kernel_options(options: MountOptions, warnings: list[str]) -> tuple[str, ...]:

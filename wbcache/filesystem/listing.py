@@ -379,12 +379,13 @@ class Listings:
         if len(node.slinks) > 1 and directory.local.get(name) is node:
             tree.set_local(directory, name, None, now)  # one of several names, and no bytes
             volume.invalidate_entry(directory.ino, name)
+        keeps = self._keeps(node)  # what the share has lost counts as changed from here on
         tree.set_share(directory, name, None, now)
         if node.slinks or not node.links:
             volume.commit_outcome((directory, name), node)
             volume.forget_if_gone(node)
             return
-        if self._keeps(node):
+        if keeps:
             path = os.fsdecode(tree.path(node))
             node.base = None
             if node.content is None or node.content.local(0, node.size, node.size):

@@ -310,14 +310,16 @@ def make_directory(
     st = calls.lstat(parent, name)
     if not new:
         return st, False
-    changed = False
+    owner = None
     if ownership is not None and not ownership.fits(st):
-        calls.set_owner(parent, name, ownership.uid, ownership.gid)
-        changed = True
-    if chmod and (changed or stat.S_IMODE(st.st_mode) != mode):
-        calls.set_mode(parent, name, mode)  # mkdir itself takes only the permissions
-        changed = True
-    return (calls.lstat(parent, name) if changed else st), True
+        owner = (ownership.uid, ownership.gid)
+    # mkdir itself takes only the permissions.
+    wrong = chmod and (owner is not None or stat.S_IMODE(st.st_mode) != mode)
+    if owner is None and not wrong:
+        return st, True
+    made = calls.open_directory(parent, name)
+    apply(calls.proc_path(made), Attributes(mode if wrong else None, owner, None, {}))
+    return calls.lstat(parent, name), True
 
 
 def is_empty(parent: Descriptor, name: bytes) -> bool:
@@ -381,19 +383,22 @@ def remove_temporary(parent: Descriptor, name: bytes) -> None:
 
 
 def set_attributes(
-    parent: Descriptor, name: bytes, attributes: Attributes, *, is_symlink: bool
+    parent: Descriptor, name: bytes, attributes: Attributes, kind: int
 ) -> tuple[os.stat_result, os.stat_result]:
-    """Set a name's attributes; returns what the share reported before and after."""
-    before = calls.lstat(parent, name)
-    if is_symlink != stat.S_ISLNK(before.st_mode):
+    """Set a name's attributes; returns what the share reported before and after.
+
+    Raises FileNotFoundError when it is not of the kind (the type bits of a mode) that it should be.
+    """
+    held = calls.open_path(parent, name)
+    before = os.fstat(held.fd)
+    if stat.S_IFMT(before.st_mode) != kind:
         raise FileNotFoundError(errno.ENOENT, "something else is there", os.fsdecode(name))
-    if is_symlink:
+    if kind == stat.S_IFLNK:
         if attributes.owner not in (None, (before.st_uid, before.st_gid)):
             calls.set_owner(parent, name, *attributes.owner)
         if attributes.times is not None:
             calls.set_times(parent, name, *attributes.times)
     else:
-        held = calls.open_path(parent, name)
         apply(calls.proc_path(held), attributes)
     return before, calls.lstat(parent, name)
 

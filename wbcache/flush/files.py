@@ -148,7 +148,7 @@ class FileFlusher:
                 )
             parent = await self._share.directory(directory, flush=True)
             before, after = await self._share.work(
-                blocking.set_attributes, parent, name, attributes, is_symlink=node.is_symlink
+                blocking.set_attributes, parent, name, attributes, stat.S_IFMT(node.mode)
             )
         except BaseException:
             self.put_back(node, meta)

@@ -105,7 +105,7 @@ class NameFlusher:
         meta, xattrs = self._files.take(node)
         try:
             _, st = await self._share.work(
-                blocking.set_attributes, parent, name, attributes, is_symlink=True
+                blocking.set_attributes, parent, name, attributes, stat.S_IFLNK
             )
         except BaseException:
             self._files.put_back(node, meta)

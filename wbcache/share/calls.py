@@ -19,7 +19,7 @@ from wbcache.share.descriptor import Descriptor
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
-_OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OPEN_FILE = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _OPEN_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -101,16 +101,17 @@ def scan(directory: Descriptor) -> list[Entry]:
 
 
 def open_file(parent: Descriptor, name: bytes, flags: int) -> Descriptor:
-    """Open a regular file; anything else in its place is EINVAL (a planted fifo, say)."""
-    descriptor = Descriptor(os.open(name, flags | _OPEN_FILE, dir_fd=parent.fd))
-    if not stat.S_ISREG(os.fstat(descriptor.fd).st_mode):
+    """Open a regular file; anything else in its place is EINVAL, and is not opened: opening a
+    planted fifo or device may do something by itself."""
+    found = open_path(parent, name)
+    if not stat.S_ISREG(os.fstat(found.fd).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(name))
-    return descriptor
+    return Descriptor(os.open(proc_path(found), flags | _OPEN_FILE))
 
 
 def create(parent: Descriptor, name: bytes, mode: int) -> Descriptor:
     """Make a new file and open it for reading and writing."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _OPEN_FILE
     return Descriptor(os.open(name, flags, mode, dir_fd=parent.fd))
 
 
@@ -179,13 +180,6 @@ def set_times(parent: Descriptor, name: bytes, atime_ns: int, mtime_ns: int) -> 
 def set_owner(parent: Descriptor, name: bytes, uid: int, gid: int) -> None:
     """Set a name's owner; a link's own, not its target's."""
     os.chown(name, uid, gid, dir_fd=parent.fd, follow_symlinks=False)
-
-
-def set_mode(parent: Descriptor, name: bytes, mode: int) -> None:
-    """Set a file's or directory's permission bits."""
-    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = Descriptor(os.open(name, flags, dir_fd=parent.fd))
-    os.chmod(proc_path(descriptor), mode)
 
 
 def proc_path(descriptor: Descriptor) -> str:
