@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 
-from wbcache.daemon.lock import lock_cache
+from wbcache.daemon.lock import CacheLock, lock_cache
 from wbcache.errors import CacheDirError, CacheFormatError, CacheInUseError, RecoverError
 from wbcache.escaping import printable
 from wbcache.journal import Journal
@@ -54,10 +54,10 @@ def recover(
             os.close(target)
     finally:
         if lock is not None:
-            os.close(lock)
+            lock.release()
 
 
-def _lock(cache_dir: str) -> int | None:
+def _lock(cache_dir: str) -> CacheLock | None:
     try:
         return lock_cache(cache_dir)
     except CacheInUseError as error:

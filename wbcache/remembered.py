@@ -83,6 +83,15 @@ class Remembered:
                     self._new_listings[at] = None
             at = at.parent
 
+    def made(self, directory: Directory) -> Callable[[], None]:
+        """A directory was made on the share, where there was none: it holds nothing.
+
+        Returns what stores that, for inside the transaction that stores the directory.
+        """
+        self._make_room(directory)
+        rows = [row for row in [self._stored.get(directory.ino)] if row is not None]
+        return lambda: self._journal.put_seen_directories(rows, self._tree.next_ino)
+
     # -- storing ---------------------------------------------------------------------------------
 
     async def run(self) -> None:

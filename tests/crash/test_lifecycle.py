@@ -192,33 +192,57 @@ def test_a_second_daemon_on_a_cache_is_refused(mount: MountedCache) -> None:
     mount.drained()
 
 
-def test_a_killed_daemon_that_still_waits_for_the_share_is_waited_for(tmp_path: Path) -> None:
+def test_a_killed_daemon_that_still_waits_for_the_share_is_taken_over(tmp_path: Path) -> None:
     with on_fault_share(tmp_path) as (mount, share):
         mount.configure(idle_delay="0s")
         mount.mounted()
-        rule = share.hang(["write"], match=".wbcache-*")
-        (mount.mountpoint / "file").write_text("survives")
+        top = mount.mountpoint
+        for name in ("a", "b", "c"):  # a directory can be changed by one call at a time only
+            (top / name).mkdir()
+            (top / name / "old").write_text("first")
+        assert mount.run("flush", top).returncode == 0
+        # One thread is stuck in each kind of change: a removal, bytes, a publish.
+        share.hang(["unlink"])
+        (top / "c" / "old").unlink()
+        share.wait_hung("unlink")
+        share.hang(["write"], match="a/.wbcache-*")
+        (top / "a" / "file").write_text("survives")
         share.wait_hung("write")
-        pid = mount.pid
+        share.hang(["rename", "link"])
+        (top / "b" / "published").write_text("first")
+        share.wait_hung("rename")
+        share.hang()
+        first = mount.pid
         mount.kill()
-        command = mount.start_command(
-            *("mount", "--cache-dir", mount.cache, "--config", mount.config),
-            *(mount.source, mount.mountpoint),
-        )
-        try:
-            with pytest.raises(subprocess.TimeoutExpired):
-                command.wait(1.0)
-            share.release(rule)
-            share.clear()
-            assert command.wait(20.0) == 0, mount.log()
-        finally:
-            command.kill()
-            command.wait()
-        assert mount.pid != pid
-        mount.watch_pid(mount.pid)
-        assert (mount.mountpoint / "file").read_text() == "survives"
+        mount.mounted()
+        assert mount.pid != first
+        assert os.path.exists(f"/proc/{first}"), "it could just end: nothing was tested"
+        status = mount.status()["share"]
+        assert not status["verified"]
+        assert f"the killed daemon (pid {first})" in status["problem"]
+        assert (top / "a" / "file").read_text() == "survives"
+        (top / "a" / "old").write_text("second")
+        (top / "a" / "file").write_text("rewritten")
+        (top / "b" / "published").write_text("second")
+        (top / "c" / "old").write_text("again")
+        # The second one is killed, too, while the first still hangs.
+        second = mount.pid
+        mount.kill()
+        mount.mounted()
+        assert mount.pid != second
+        assert f"pid {first}" in mount.status()["share"]["problem"]
+        (top / "a" / "new").write_text("x")
+        share.release()
+        share.clear()
         mount.drained()
-        assert on_share(mount) == {"file": "survives"}
+        assert on_share(mount) == {
+            "a/old": "second",
+            "a/file": "rewritten",
+            "b/old": "first",
+            "b/published": "second",
+            "c/old": "again",
+            "a/new": "x",
+        }
 
 
 def test_what_a_policy_keeps_from_the_share_stays_here_after_a_kill(mount: MountedCache) -> None:

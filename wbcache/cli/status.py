@@ -134,6 +134,8 @@ def _share_text(share: Mapping[str, Any]) -> str:
     text = printable(str(share.get("state", "unknown")))
     if share.get("latency_ms"):
         text += f", {share['latency_ms']} ms a call"
+    if share.get("problem"):
+        text += f", not used: {printable(str(share['problem']))}"
     if share.get("silent_seconds"):
         text += f", silent for {output.format_seconds(float(share['silent_seconds']))}"
     if share.get("full"):

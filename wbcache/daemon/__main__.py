@@ -23,7 +23,8 @@ from wbcache import __version__, config, mounts
 from wbcache.control import registry
 from wbcache.control.registry import MountRecord
 from wbcache.daemon import preflight
-from wbcache.daemon.binding import bind
+from wbcache.daemon.attachment import Attachment
+from wbcache.daemon.binding import Binder
 from wbcache.daemon.daemon import Daemon
 from wbcache.daemon.lock import lock_cache
 from wbcache.daemon.preflight import MountPlan
@@ -31,14 +32,21 @@ from wbcache.errors import RemainsError, WbcacheError
 from wbcache.escaping import one_line, printable
 from wbcache.journal import Journal
 from wbcache.loading import load
-from wbcache.node import Node
 from wbcache.options import parse_options
+from wbcache.share.capabilities import Capabilities
 from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
 from wbcache.store import Store
 from wbcache.volume import Volume
 
 log = logging.getLogger("wbcache")
+
+PATIENCE = 5.0
+"""Seconds for which a mount waits for the share to be verified; then it serves what the cache
+knows, and goes on in the background."""
+
+FIRST_PATIENCE = 60.0
+"""Seconds for which the first mount of a cache does, which knows nothing yet."""
 
 
 def main() -> int:
@@ -116,7 +124,6 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     lock = lock_cache(plan.cache_dir)
     _log_to(os.path.join(plan.cache_dir, "daemon.log"), foreground=arguments.ready_fd is None)
     log.info("wbcache %s: %s on %s", __version__, plan.source, plan.mountpoint)
-    root_fd = os.open(plan.source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     journal = Journal(os.path.join(plan.cache_dir, "journal.db"))
     store = Store(os.path.join(plan.cache_dir, "data"))
     boot = _boot_id()
@@ -126,19 +133,16 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     _note_mount(plan)
     os.umask(0)  # modes on the share are those of the mount
     entry = mounts.mount_of(plan.source, mounts.read_mounts())
-    binding = bind(
-        root_fd,
+    binder = Binder(
         journal,
         source=plan.source,
         fstype=entry.fstype if entry else "",
         mount_source=entry.source if entry else "",
-        dirty=bool(loaded.tree.dirty or loaded.tree.changes),
         rebind=plan.rebind,
-        read_only=plan.read_only,
     )
-    if binding.foreign_temporaries:
-        loaded.temporaries.clear()
-    warnings = [*plan.warnings, *binding.warnings]
+    if plan.unreachable is not None and not binder.is_bound:
+        raise plan.unreachable
+    warnings = list(plan.warnings)
     if loaded.torn:
         warnings.append(
             f"the machine went down before {len(loaded.torn)} file(s) were synced; they are kept"
@@ -148,16 +152,18 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
         log.warning("%s", warning)
     flush = settings.flush
     share = Share(
-        root_fd,
+        None,
         lookup_deadline=settings.share.lookup_deadline,
         deadline=settings.share.deadline,
         workers=flush.workers + flush.small_workers + 4,
     )
+    if plan.over_source:
+        # Once it is covered there is no other way to it.
+        share.replace_root(os.open(plan.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     # Network and local file systems keep inode numbers; those in user space often make them up.
     share.stable_ino = entry is not None and not entry.fstype.startswith("fuse")
     tree = loaded.tree
     share.hold_root(tree.root)
-    _adopt_root(tree.root, root_fd)
     journal.changes = tree.changes
     volume = Volume(
         tree,
@@ -165,14 +171,29 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
         store,
         share,
         settings,
-        temporary_names=TemporaryNames(binding.uuid[:8], binding.epoch),
+        temporary_names=TemporaryNames(binder.uuid[:8], binder.epoch),
     )
     volume.next_gen = loaded.next_gen
-    volume.capabilities = binding.capabilities
-    volume.read_only = binding.read_only
+    volume.capabilities = binder.capabilities or Capabilities()
+    volume.read_only = plan.read_only or binder.was_read_only
+    attachment = Attachment(
+        volume,
+        loaded,
+        binder,
+        lock,
+        source=plan.source,
+        over_source=plan.over_source,
+        read_only=plan.read_only,
+    )
+    if plan.unreachable is not None:
+        share.health.fall_silent()
+        patience = 0.0
+    else:
+        patience = PATIENCE if binder.is_bound and binder.capabilities else FIRST_PATIENCE
     daemon = Daemon(
         volume,
         loaded,
+        attachment,
         source=plan.source,
         mountpoint=plan.mountpoint,
         cache_dir=plan.cache_dir,
@@ -186,29 +207,22 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
         except (WbcacheError, OSError) as error:
             warnings.append(f"commands won't find this mount: {error}")
             log.warning("%s", warnings[-1])
-        ready.succeed(plan, warnings)
+        ready.succeed(plan, [*warnings, *attachment.notes()])
 
     _keep_memory()
     # A collection over hundreds of thousands of nodes takes long and finds nothing.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    clean = trio.run(partial(daemon.run, announce))
+    clean = trio.run(partial(daemon.run, announce, patience))
     registry.unregister(record)
     journal.close()
     store.close()
-    os.close(lock)
+    lock.release()
     log.info("ends; %s", "the share has everything" if clean else "something remains to be flushed")
     if not clean:
         return RemainsError.exit_code
     return 0
-
-
-def _adopt_root(root: Node, root_fd: int) -> None:
-    st = os.fstat(root_fd)
-    if root.meta == 0 and not root.ours:
-        root.mode, root.uid, root.gid = st.st_mode, st.st_uid, st.st_gid
-        root.mtime, root.ctime, root.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
 
 
 def _keep_memory() -> None:

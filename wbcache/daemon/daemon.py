@@ -20,7 +20,8 @@ import trio
 
 from wbcache import mounts
 from wbcache.control.server import ControlServer, Progress, Rows
-from wbcache.daemon import pump, report
+from wbcache.daemon import mounting, pump, report
+from wbcache.daemon.attachment import Attachment
 from wbcache.daemon.eviction import Evictor
 from wbcache.daemon.recovery import settle_intents
 from wbcache.daemon.syncing import Syncer
@@ -30,6 +31,7 @@ from wbcache.flush.flusher import Flusher
 from wbcache.fuse import Operations
 from wbcache.loading import Loaded
 from wbcache.node import Directory, Node
+from wbcache.share.health import WAITING_SECONDS
 from wbcache.tree import Item
 from wbcache.volume import Volume
 
@@ -39,6 +41,7 @@ MAX_TASKS = 1024
 """Requests served at a time. One that waits for the share takes a task, so there must be many."""
 
 CHECKPOINT_INTERVAL = 5.0
+WATCH_INTERVAL = 1.0
 NAMESPACE_GRACE = 5.0
 """Seconds after an unmount for which a copy of the mount in another mount namespace, a container's
 say, may keep it alive."""
@@ -77,6 +80,7 @@ class Daemon:
         self,
         volume: Volume,
         loaded: Loaded,
+        attachment: Attachment,
         *,
         source: str,
         mountpoint: str,
@@ -85,6 +89,7 @@ class Daemon:
     ) -> None:
         self._volume = volume
         self._loaded = loaded
+        self._attachment = attachment
         self._source = source
         self._mountpoint = mountpoint
         self._cache_dir = cache_dir
@@ -103,20 +108,31 @@ class Daemon:
         self._filesystem: FileSystem
         self._flusher: Flusher
 
-    async def run(self, ready: Callable[[], None]) -> bool:
-        """Mount and serve; returns whether the share has everything at the end."""
+    async def run(self, ready: Callable[[], None], patience: float) -> bool:
+        """Mount and serve; returns whether the share has everything at the end.
+
+        The mount comes up when the share is verified or ``patience`` seconds have gone by. Raises
+        WbcacheError when it can't.
+        """
         try:
-            await self._run(ready)
+            failure = await self._run(ready, patience)
+            if failure is not None:
+                raise failure
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if self._mounted:  # a fault of ours: leave no dead mount behind
                 mounts.unmount(self._mountpoint, lazy=True)
         return not self._remaining
 
-    async def _run(self, ready: Callable[[], None]) -> None:
+    async def _run(self, ready: Callable[[], None], patience: float) -> WbcacheError | None:
         async with trio.open_nursery() as services:
             filesystem = self._filesystem = FileSystem(self._volume, services)
             self._flusher = Flusher(self._volume, filesystem.listings.gone)
+            services.start_soon(self._guard, self._attach)
+            failure = await self._attachment.begin(patience)
+            if failure is not None:
+                services.cancel_scope.cancel()
+                return failure
             operations = Operations(filesystem)
             server = ControlServer(self._cache_dir, self)
             self._mount(operations)
@@ -126,6 +142,7 @@ class Daemon:
             services.start_soon(self._guard, self._checkpoint)
             services.start_soon(self._guard, Evictor(self._volume, self._flusher).run)
             services.start_soon(self._guard, self._probe)
+            services.start_soon(self._guard, self._watch)
             services.start_soon(self._guard, self._volume.make_spares)
             services.start_soon(self._guard, Syncer(self._volume).run)
             services.start_soon(self._guard, self._volume.remembered.run)
@@ -144,17 +161,17 @@ class Daemon:
             self._volume.remembered.store()
             await server.finish()
             services.cancel_scope.cancel()
+        return None
 
     def _mount(self, operations: Operations) -> None:
-        options = set(self._kernel_options) | {
-            f"fsname={_escape(self._source)}",
-            "subtype=wbcache",
-            "default_permissions",
-            "nosuid",
-            "nodev",
-        }
+        options = (*self._kernel_options, "default_permissions", "nosuid", "nodev")
+        where, names = self._mountpoint, {f"fsname={_escape(self._source)}", "subtype=wbcache"}
         try:
-            pyfuse3.init(operations, self._mountpoint, options)
+            if os.geteuid() == 0:
+                where = f"/dev/fd/{mounting.mount(self._source, where, options)}"
+            else:
+                names |= set(options)
+            pyfuse3.init(operations, where, names)
         except RuntimeError as error:
             raise OSError(errno.EIO, f"the mount failed ({error})") from error
         self._mounted = True
@@ -198,9 +215,20 @@ class Daemon:
                 log.exception("%s failed and is started again", service.__qualname__)
                 await trio.sleep(1.0)
 
+    async def _attach(self) -> None:
+        await self._attachment.run(self._flusher)
+
     async def _settle_and_flush(self) -> None:
-        await settle_intents(self._volume, self._loaded)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tidy)  # the share may be long in coming
+            await settle_intents(self._volume, self._loaded)
+            nursery.cancel_scope.cancel()
         await self._flusher.run()
+
+    async def _tidy(self) -> None:
+        while True:
+            await trio.sleep(CHECKPOINT_INTERVAL)
+            await self._volume.empty_trash()
 
     async def _checkpoint(self) -> None:
         while True:
@@ -215,10 +243,24 @@ class Daemon:
         silent = trio.Event()
         health.on_silent = lambda: silent.set()
         while True:
-            await silent.wait()
+            if health.answering:
+                await silent.wait()
             silent = trio.Event()
             await self._volume.share.probe_until_answer()
             self._flusher.wake()
+
+    async def _watch(self) -> None:
+        """See whether a share that answers nothing would answer anything."""
+        share = self._volume.share
+        while True:
+            await trio.sleep(WATCH_INTERVAL)
+            share.health.observe()
+            if share.is_open and share.health.answering and share.health.waiting > WAITING_SECONDS:
+                with trio.move_on_after(share.lookup_deadline):
+                    try:
+                        await share.probe()
+                    except OSError as error:
+                        log.debug("the share answers: %s", error)
 
     async def _signals(self) -> None:
         ending = False
@@ -290,7 +332,7 @@ class Daemon:
             size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
             progress(len(left), size, self._flusher.files.bytes_sent - sent)
             flusher = self._flusher
-            if flusher.is_stalled and not flusher.suspended:
+            if self._attachment.is_refused or (flusher.is_stalled and not flusher.suspended):
                 return left
             settled = not flusher.running and not flusher.sweeper.is_busy
             if (settled or not all_else) and all(flusher.is_hopeless(item) for item in left):
@@ -308,7 +350,7 @@ class Daemon:
             "cache_dir": self._cache_dir,
             "pid": os.getpid(),
             "mounted": self._mounted,
-            **report.status(self._filesystem, self._flusher),
+            **report.status(self._filesystem, self._flusher, self._attachment),
         }
 
     async def pending(self) -> Rows:

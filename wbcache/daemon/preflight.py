@@ -11,6 +11,7 @@ by those who open it.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -40,6 +41,8 @@ from wbcache.probe import ProbeTimeoutError, within
 
 SHARE_DEADLINE = 10.0
 """Seconds that SOURCE and MOUNTPOINT have to answer."""
+KNOWN_DEADLINE = 3.0
+"""Seconds that SOURCE has when there is a cache, which can be served without it."""
 SMALL_RESERVE = 64 << 20
 """Bytes that must be free beyond `min_free` for a new cache to be of any use."""
 SMALLEST_CACHE = 64 << 20
@@ -54,6 +57,20 @@ _OWN_NAMES = frozenset(
 """What a daemon makes in its cache directory."""
 FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = "/etc/fuse.conf"
+
+
+_UNREACHABLE = frozenset(
+    (
+        *(errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLINK),
+        *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN, errno.ENODEV),
+    )
+)
+"""Errors that tell of the way to a share, not of what is there."""
+
+
+class UnreachableError(SourceError):
+    """SOURCE gives no answer, or one that says nothing of what is there."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,8 @@ class MountPlan:
     """May not exist yet."""
     over_source: bool
     """MOUNTPOINT is SOURCE: its descriptor must be held before the mount covers it."""
+    unreachable: UnreachableError | None
+    """Why SOURCE could not be checked: only a cache that belongs to it can do without."""
     read_only: bool
     rebind: bool
     kernel_options: tuple[str, ...]
@@ -97,13 +116,19 @@ def check(request: MountRequest) -> MountPlan:
     mounts = read_mounts()
     over_source = mountpoint == source
     check_not_mounted(mountpoint, mounts, over_source=over_source)
-    check_source(source, mounts)
-    check_mountpoint(mountpoint, source)
     wanted = request.cache_dir or request.config.cache.dir
     if wanted is None:
         cache_dir = default_cache_dir(source, mountpoint, mounts)
     else:
         cache_dir = _canonical(wanted, CacheDirError)
+    unreachable = None
+    try:
+        check_source(source, mounts, has_cache=_has_cache(cache_dir))
+    except UnreachableError as error:
+        if not _has_cache(cache_dir) or (over_source and not _can_be_covered(source)):
+            raise
+        unreachable = error
+    check_mountpoint(mountpoint, source)
     check_cache_place(
         cache_dir, source, mountpoint, mounts, volatile=request.options.volatile_cache
     )
@@ -115,6 +140,7 @@ def check(request: MountRequest) -> MountPlan:
         mountpoint=mountpoint,
         cache_dir=cache_dir,
         over_source=over_source,
+        unreachable=unreachable,
         read_only=request.options.read_only,
         rebind=request.options.rebind,
         kernel_options=_kernel_options(request.options, warnings),
@@ -183,19 +209,23 @@ def check_not_mounted(mountpoint: str, mounts: Sequence[MountEntry], *, over_sou
         )
 
 
-def check_source(source: str, mounts: Sequence[MountEntry]) -> None:
-    """SOURCE is a directory that can be listed, and not behind wbcache already."""
+def check_source(source: str, mounts: Sequence[MountEntry], *, has_cache: bool = False) -> None:
+    """SOURCE is a directory that can be listed, and not behind wbcache already.
+
+    Raises UnreachableError when it does not say, and soon if there is a cache of it.
+    """
     entry = mount_of(source, mounts)
     if entry is not None and entry.is_wbcache:
         raise SourceError(
             source, "is itself a wbcache mount", "give the directory of the share behind it"
         )
+    deadline = KNOWN_DEADLINE if has_cache else SHARE_DEADLINE
     try:
-        is_directory = within(SHARE_DEADLINE, lambda: _list_directory(source))
+        is_directory = within(deadline, lambda: _list_directory(source))
     except ProbeTimeoutError:
-        raise SourceError(
+        raise UnreachableError(
             source,
-            f"the share did not answer within {SHARE_DEADLINE:g} s",
+            f"the share did not answer within {deadline:g} s",
             "check the network and the share's server, then try again",
         ) from None
     except FileNotFoundError:
@@ -205,7 +235,7 @@ def check_source(source: str, mounts: Sequence[MountEntry]) -> None:
             source, "is not readable", "run as a user who may list and enter it"
         ) from None
     except OSError as error:
-        raise SourceError(
+        raise (UnreachableError if error.errno in _UNREACHABLE else SourceError)(
             source, f"cannot be read ({error.strerror})", "mount the share again, then try again"
         ) from None
     if not is_directory:
@@ -331,6 +361,22 @@ def check_own_files(source: str, config_path: str | None) -> None:
                 f"cannot be mounted over itself while {name} ({path}) is inside it",
                 "keep that on a local disk, or give a separate MOUNTPOINT",
             )
+
+
+def _has_cache(cache_dir: str) -> bool:
+    return os.path.exists(os.path.join(cache_dir, JOURNAL_NAME))
+
+
+def _can_be_covered(source: str) -> bool:
+    """Whether a share that does not answer can be mounted over: its root can, which the kernel
+    knows, if whoever mounts is root. Anything below it, and the helper of a plain user, ask."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        within(KNOWN_DEADLINE, lambda: os.close(os.open(source, os.O_PATH | os.O_DIRECTORY)))
+    except (ProbeTimeoutError, OSError):
+        return False
+    return True
 
 
 def _canonical(path: str, error_class: type[SourceError | MountpointError | CacheDirError]) -> str:

@@ -152,6 +152,8 @@ class Listings:
         age = None if node.attrs_at is None else self._volume.clock() - node.attrs_at
         if age is None and not node.ours:
             await self._stat(node)
+        elif not self._share.is_usable:
+            return
         elif age is None or age > self._volume.config.share.attr_ttl:
             prompt = self._share.health.prompt
             if age == math.inf and not node.ours and prompt:
@@ -260,7 +262,7 @@ class Listings:
         age = math.inf
         if directory.listed_at is not None:
             age = self._volume.clock() - directory.listed_at
-        if age <= self._ttl(directory) or not self._share.health.answering:
+        if age <= self._ttl(directory) or not self._share.is_usable:
             return
         prompt = self._share.health.prompt
         refresh = self._start_listing(directory)
@@ -305,7 +307,7 @@ class Listings:
                 await trio.sleep(max(0.05, self._ttl(directory) - directory.listing_cost))
                 if not directory.hot or (not directory.slinks and directory is not self._tree.root):
                     return
-                if directory.listing is not None or not self._share.health.answering:
+                if directory.listing is not None or not self._share.is_usable:
                     return
                 refresh = directory.listing = _Refresh()
         except OSError as error:

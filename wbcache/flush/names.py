@@ -53,16 +53,17 @@ class NameFlusher:
         volume.changed_on_share(parent, name)
         # One that was there already may hold anything; one that we made holds nothing yet.
         node.listed_at = now if new else None
-        if new:
-            volume.remembered.listed(node)
-        else:
+        if not new:
             path = os.fsdecode(self._tree.name_path(parent, name))
             volume.report(f"directory {path!r} was made on the share too; the two are one now")
         self._tree.settle(node, now)
         journal = volume.journal
+        remember = volume.remembered.made(node) if new else None
 
         def store() -> None:
             journal.drop_moves_of(node.ino)
+            if remember is not None:
+                remember()
             if temporary:
                 journal.drop_temporary(name)
 

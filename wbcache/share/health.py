@@ -12,6 +12,11 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 SLOW_SECONDS = 1.0
+"""A share whose calls take so long on average is slow, until they take half of that."""
+
+WAITING_SECONDS = 5.0
+"""So is one that has not answered anything for so long."""
+
 PROMPT = 0.05
 
 
@@ -28,6 +33,7 @@ class Health:
         """Moving average of a call's duration, seconds."""
         self.silent_since: float | None = None
         """When the share stopped answering; None while it answers."""
+        self._slow = False
         self.on_silent: Callable[[], None] = lambda: None
 
     def begin(self, *, question: bool = False) -> int:
@@ -50,6 +56,11 @@ class Health:
             log.warning("the share answers again, after %.0f s", now - self.silent_since)
             self.silent_since = None
 
+    def unanswered(self, ticket: int) -> None:
+        """The call failed without the share having had any part in it."""
+        self._calls.pop(ticket, None)
+        self._questions.pop(ticket, None)
+
     def abandoned(self, ticket: int) -> None:
         """Nobody waits for the call any more; its deadline passed."""
         started = self._calls.pop(ticket, None)
@@ -58,6 +69,23 @@ class Health:
             self.silent_since = started
             log.warning("the share does not answer")
             self.on_silent()
+
+    def fall_silent(self) -> None:
+        """It is known from elsewhere that the share does not answer."""
+        if self.silent_since is None:
+            self.silent_since = self._clock()
+            log.warning("the share does not answer")
+            self.on_silent()
+
+    def observe(self) -> None:
+        """Call it now and then: whether the share is slow is judged, and logged, here."""
+        slow = self.latency > SLOW_SECONDS / (2 if self._slow else 1)
+        slow = slow or self.waiting > WAITING_SECONDS
+        if slow != self._slow:
+            self._slow = slow
+            if self.answering:
+                took = f"{self.latency * 1000:.0f} ms a call"
+                log.warning("the share is slow, %s" if slow else "the share is as usual, %s", took)
 
     @property
     def answering(self) -> bool:
@@ -79,13 +107,14 @@ class Health:
         return len(self._calls)
 
     @property
+    def waiting(self) -> float:
+        """Seconds for which calls have been under way of which none was answered."""
+        oldest = next(iter(self._calls.values()), None)
+        return 0.0 if oldest is None else self._clock() - max(oldest, self._last_answer)
+
+    @property
     def state(self) -> str:
         """answering, slow or not answering."""
         if self.silent_since is not None:
             return "not answering"
-        oldest = min(self._calls.values(), default=None)
-        if self.latency > SLOW_SECONDS or (
-            oldest is not None and self._clock() - oldest > 5 * SLOW_SECONDS
-        ):
-            return "slow"
-        return "answering"
+        return "slow" if self._slow else "answering"

@@ -2,7 +2,8 @@
 
 Foreground calls (`ask`) may be abandoned at their deadline, since they only read. Calls of the
 flusher (`work`) change the share and are never abandoned while the daemon lives: a late thread that
-nobody waits for could undo newer data.
+nobody waits for could undo newer data. Both wait while it is not certain that what is at SOURCE is
+the share that the cache belongs to; `find_out` is for those who see to that.
 """
 
 from __future__ import annotations
@@ -29,20 +30,35 @@ T = TypeVar("T")
 
 _MAX_DIRECTORIES = 2048
 
+_CUT_OFF = (errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN)
+"""Errors of the way to the share: it has not said anything."""
+
+LOST = (*_CUT_OFF, errno.ESTALE, errno.ENODEV)
+"""Errors after which a mount of the share may be gone for good."""
+
 
 class Share:
     """One mounted share, reached through the descriptor of its root."""
 
     def __init__(
         self,
-        root_fd: int,
+        root_fd: int | None,
         *,
         lookup_deadline: float,
         deadline: float,
         workers: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Without a ``root_fd`` nothing can be asked before `replace_root`."""
+        self.is_open = root_fd is not None
+        if root_fd is None:
+            root_fd = os.open(os.devnull, os.O_PATH | os.O_CLOEXEC)
         self.root = Descriptor(root_fd)
+        """Of the directory at SOURCE; always the same object."""
+        self._verified = trio.Event()
+        self._verified.set()
+        self.doubted = trio.Event()
+        """Set when a call says that the share's mount may be gone."""
         self.lookup_deadline = lookup_deadline
         self.deadline = deadline
         self.health = Health(clock)
@@ -57,7 +73,7 @@ class Share:
         self._lookups = trio.CapacityLimiter(64)
         self._data = trio.CapacityLimiter(32)
         self._flush = trio.CapacityLimiter(workers)
-        self._probe = trio.CapacityLimiter(1)
+        self._inquiries = trio.CapacityLimiter(64)
         self._directories: OrderedDict[Directory, None] = OrderedDict()
 
     # -- calls ---------------------------------------------------------------------------------
@@ -82,13 +98,17 @@ class Share:
     ) -> T:
         if not self.health.answering:
             raise OSError(errno.ETIMEDOUT, "the share does not answer")
-        ticket = self.health.begin(question=question)
         with trio.move_on_after(deadline):
+            if not self._verified.is_set():
+                await self._verified.wait()
+            ticket = self.health.begin(question=question)
             return await self._in_thread(lane, ticket, call)
         raise OSError(errno.ETIMEDOUT, f"the share did not answer within {deadline:g} s")
 
     async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Change the share: waits for as long as it takes."""
+        if not self._verified.is_set():
+            await self._verified.wait()
         # Abandoned only when the daemon ends; intents tell the next one what may have happened.
         ticket = self.health.begin()
         return await self._in_thread(self._flush, ticket, lambda: call(*args, **kwargs))
@@ -104,25 +124,76 @@ class Share:
         except BaseException:
             self.health.end(ticket)
             raise
-        self.health.end(ticket)
         if isinstance(result, _Failure):
-            raise result.take()
+            error = result.take()
+            if error.errno in _CUT_OFF:
+                self.health.unanswered(ticket)
+            else:
+                self.health.end(ticket)
+            if error.errno in LOST:
+                self.doubted.set()
+            raise error
+        self.health.end(ticket)
         return result
+
+    async def find_out(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a call though it is not certain that this is the right share."""
+        ticket = self.health.begin()
+        return await self._in_thread(self._inquiries, ticket, lambda: call(*args, **kwargs))
 
     async def probe_until_answer(self, interval: float = 1.0) -> None:
         """Wait until the share answers again."""
         while not self.health.answering:
-            ticket = self.health.begin()
             try:
-                # No client of a network file system answers this from memory.
-                await trio.to_thread.run_sync(
-                    os.fstatvfs, self.root.fd, limiter=self._probe, abandon_on_cancel=True
-                )
+                if self.is_open:
+                    await self.probe()
             except OSError:
                 pass
-            self.health.end(ticket)
             if not self.health.answering:
                 await trio.sleep(interval)
+
+    async def probe(self) -> None:
+        """Have the share answer anything. Raises OSError as it does."""
+        # No client of a network file system answers this from memory.
+        await self.find_out(os.fstatvfs, self.root.fd)
+
+    # -- which share ---------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is worth waiting for: it answers, and it is the right one."""
+        return self.health.answering and self._verified.is_set()
+
+    def suspend(self) -> None:
+        """Until `resume` nothing is asked of the share and nothing done there."""
+        if self._verified.is_set():
+            self._verified = trio.Event()
+
+    def resume(self) -> None:
+        """It is the share that it should be."""
+        self.doubted = trio.Event()
+        self._verified.set()
+
+    async def open_root(self, path: str) -> None:
+        """Open the directory at SOURCE, anew if it was open. Descriptors from before are no good.
+
+        The kernel may do that without the share, so it tells nothing of the share's health.
+        """
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        self.replace_root(
+            await trio.to_thread.run_sync(
+                os.open, path, flags, limiter=self._inquiries, abandon_on_cancel=True
+            )
+        )
+
+    def replace_root(self, root_fd: int) -> None:
+        """The same, with a descriptor, which it takes."""
+        os.dup2(root_fd, self.root.fd, inheritable=False)
+        os.close(root_fd)
+        self.is_open = True
+        for directory in self._directories:
+            directory.share_dirfd = None
+        self._directories.clear()
 
     # -- directories ---------------------------------------------------------------------------
 
