@@ -350,7 +350,7 @@ class Daemon:
             "cache_dir": self._cache_dir,
             "pid": os.getpid(),
             "mounted": self._mounted,
-            **report.status(self._filesystem, self._flusher, self._attachment),
+            **report.status(self._filesystem, self._flusher, self._attachment.problem),
         }
 
     async def pending(self) -> Rows:

@@ -6,7 +6,6 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from wbcache.daemon.attachment import Attachment
 from wbcache.filesystem import FileSystem
 from wbcache.flush.flusher import Flusher
 from wbcache.node import Directory, Node
@@ -82,8 +81,8 @@ def _is_incomplete(node: Node) -> bool:
     return not node.slinks and content is not None and not content.local(0, node.size, node.size)
 
 
-def status(filesystem: FileSystem, flusher: Flusher, attachment: Attachment) -> dict[str, Any]:
-    """The state of the mount, without its paths."""
+def status(filesystem: FileSystem, flusher: Flusher, problem: str | None = None) -> dict[str, Any]:
+    """The state of the mount, without its paths; ``problem`` is why the share is not used."""
     volume, tree = filesystem.volume, filesystem.tree
     unfinished = flusher.unfinished()
     oldest = 0.0
@@ -110,8 +109,8 @@ def status(filesystem: FileSystem, flusher: Flusher, attachment: Attachment) -> 
         "read_only": volume.read_only,
         "share": {
             "state": health.state,
-            "verified": attachment.problem is None,
-            "problem": attachment.problem or "",
+            "verified": problem is None,
+            "problem": problem or "",
             "latency_ms": round(health.latency * 1000, 1),
             "silent_seconds": round(volume.clock() - silent, 1) if silent is not None else 0.0,
             "calls_under_way": health.stuck,

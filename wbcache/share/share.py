@@ -125,14 +125,13 @@ class Share:
             self.health.end(ticket)
             raise
         if isinstance(result, _Failure):
-            error = result.take()
-            if error.errno in _CUT_OFF:
+            if result.errno in _CUT_OFF:
                 self.health.unanswered(ticket)
             else:
                 self.health.end(ticket)
-            if error.errno in LOST:
+            if result.errno in LOST:
                 self.doubted.set()
-            raise error
+            raise result.take()
         self.health.end(ticket)
         return result
 
@@ -303,6 +302,7 @@ class _Failure:
     """
 
     def __init__(self, error: OSError) -> None:
+        self.errno = error.errno
         self._error: OSError | None = error.with_traceback(None)
 
     def take(self) -> OSError:
