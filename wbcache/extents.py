@@ -13,6 +13,9 @@ from collections.abc import Iterator
 END = (1 << 63) - 1
 """The stop of an open-ended range: it covers every byte the file will ever get."""
 
+_WHOLE = (0, END)
+_ALL_OF_IT = (_WHOLE,)
+
 
 class Extents:
     """Disjoint, non-adjacent byte ranges in ascending order."""
@@ -21,7 +24,11 @@ class Extents:
 
     def __init__(self, *ranges: tuple[int, int]) -> None:
         # [start0, stop0, start1, stop1, …]: an index is odd inside a range, even outside.
-        self._edges: list[int] = []
+        # A tuple until it changes: nearly every file has nothing in one set and all in the other.
+        self._edges: list[int] | tuple[int, ...] = ()
+        if ranges == _ALL_OF_IT:
+            self._edges = _WHOLE
+            return
         for start, stop in ranges:
             self.add(start, stop)
 
@@ -37,7 +44,7 @@ class Extents:
         return iter([(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Extents) and self._edges == other._edges
+        return isinstance(other, Extents) and [*self._edges] == [*other._edges]
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -47,12 +54,12 @@ class Extents:
     def copy(self) -> Extents:
         """An independent copy."""
         new = Extents()
-        new._edges = self._edges.copy()
+        new._edges = self._edges if isinstance(self._edges, tuple) else self._edges.copy()
         return new
 
     def add(self, start: int, stop: int) -> None:
         """Include ``[start, stop)``, joining ranges that touch it."""
-        if start < stop:
+        if start < stop and self._edges is not _WHOLE:
             self._splice(start, stop, inside=True)
 
     def remove(self, start: int, stop: int) -> None:
@@ -62,6 +69,8 @@ class Extents:
 
     def _splice(self, start: int, stop: int, *, inside: bool) -> None:
         edges = self._edges
+        if isinstance(edges, tuple):
+            edges = self._edges = list(edges)
         left = bisect_left(edges, start)
         right = bisect_right(edges, stop)
         put: list[int] = []

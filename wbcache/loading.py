@@ -116,7 +116,10 @@ class _Loader:
         else:
             node = Node(ino, mode)
         node.mode, node.uid, node.gid, node.rdev = mode, uid, gid, rdev
-        node.atime, node.mtime, node.ctime = atime, mtime, ctime
+        # Mostly the same: one number then does for all.
+        node.atime = atime
+        node.mtime = atime if mtime == atime else mtime
+        node.ctime = node.mtime if ctime == mtime else ctime
         node.size, node.target, node.meta = size, target or b"", meta
         node.append_only = bool(flags & FLAG_APPEND_ONLY)
         node.ours = bool(flags & FLAG_OURS)
@@ -157,19 +160,19 @@ class _Loader:
                 continue  # nobody made it: it would lead elsewhere
             here = tree.nodes.get(local) if isinstance(local, int) else None
             there = tree.nodes.get(share) if isinstance(share, int) else None
+            link = (directory, name)
             if here is not None:
                 directory.local[name] = here
-                here.links.append((directory, name))
+                here.links += (link,)
                 directory.subdirectories += here.is_dir
             if there is not None:
                 directory.share[name] = there
-                there.slinks.append((directory, name))
+                there.slinks += (link,)
                 there.spilled = is_hidden(name, at_root=False)
             if isinstance(seq, int):
                 tree.seq = max(tree.seq, seq)
                 if seq:
-                    change = NameChange(seq, self._now)
-                    tree.changes[(directory, name)] = change
+                    tree.changes[link] = NameChange(seq, self._now)
             if isinstance(time_ns, int) and seq:
                 # A change of a name is a change of its directory, and of the node. When the
                 # directory's own row is newer, its times may have been set since.
@@ -250,15 +253,17 @@ class _Loader:
     def dirty(self) -> None:
         """Everything that the share does not have is dirty, whatever the rows say."""
         tree = self._tree
-        listed, tree.changes = tree.changes, {}
         for node in tree.nodes.values():
             if not isinstance(node, Directory):
                 continue
             for name in {**node.share, **node.local}:
-                if tree.wanted(node, name) is not node.share.get(name):
-                    key = (node, name)
-                    tree.changes[key] = listed.get(key) or NameChange(tree.next_seq(), self._now)
-                    node.unsynced += 1
+                key = (node, name)
+                if tree.wanted(node, name) is node.share.get(name):
+                    tree.changes.pop(key, None)
+                    continue
+                if key not in tree.changes:
+                    tree.changes[key] = NameChange(tree.next_seq(), self._now)
+                node.unsynced += 1
         for node in tree.nodes.values():
             if not node.links or node is tree.root or node.local_only:
                 continue
@@ -323,5 +328,5 @@ class _Loader:
         for _, intent in intents:
             owner = tree.nodes.get(intent.ino)
             if owner is not None and intent.kind in ("publish", "grow", "patch", "attributes"):
-                owner.sent.append(Signature(intent.size, intent.mtime, intent.sino))
+                owner.sent += (Signature(intent.size, intent.mtime, intent.sino),)
         return loaded

@@ -91,9 +91,9 @@ class Content:
         """It is no node's content any more: its file goes with the last pin."""
         self.cuts = 0
         """How often it was truncated to fewer bytes."""
-        self.writing: list[tuple[int, int]] = []
+        self.writing: tuple[tuple[int, int], ...] = ()
         """Ranges that threads are writing just now."""
-        self.redirty: list[Extents] = []
+        self.redirty: tuple[Extents, ...] = ()
         """For each flush that is copying: what was written since its snapshot."""
         self.synced = -1 if whole else base_limit
         """Length that is durable on the local disk, bytes; -1: none of it was ever synced."""
@@ -212,9 +212,10 @@ class Node:
         self.atime = self.mtime = self.ctime = now_ns
         self.size = 0
         self.target = b""
-        self.links: list[tuple[Directory, bytes]] = []
+        # Tuples, since nearly all are empty or have one item: a list takes twice the memory.
+        self.links: tuple[tuple[Directory, bytes], ...] = ()
         """Names in the local view."""
-        self.slinks: list[tuple[Directory, bytes]] = []
+        self.slinks: tuple[tuple[Directory, bytes], ...] = ()
         """Names in the share view."""
         self.dropped: tuple[Directory, bytes, int] | None = None
         """The last name that it had in the mount, and the number of the operation that took it."""
@@ -226,7 +227,7 @@ class Node:
         """Monotonic time at which the share's attributes were last read; None: never."""
         self.base: Signature | None = None
         """The share's file as we last published or saw it."""
-        self.sent: list[Signature] = []
+        self.sent: tuple[Signature, ...] = ()
         """Signatures of publishes that have no answer yet: also ours when seen on the share."""
         self.content: Content | None = None
         self.meta = 0

@@ -36,7 +36,7 @@ class CacheFiles:
 
     def path(self, gen: int) -> str:
         """Where a generation's cache file lies."""
-        return os.path.join(self.directory, f"{gen % _FANOUT:02x}", f"{gen:x}")
+        return f"{self.directory}/{gen % _FANOUT:02x}/{gen:x}"
 
     def generations(self) -> Iterable[int]:
         """Every generation that has a cache file."""

@@ -165,10 +165,11 @@ class Tree:
         old = directory.local.get(name)
         if old is node:
             return old
+        key = (directory, name)
         if old is not None:
             counted = old.counted
             self._uncount(old)
-            old.links.remove((directory, name))
+            old.links = tuple(link for link in old.links if link != key)
             del directory.local[name]
             directory.subdirectories -= old.is_dir
             self._count(old)
@@ -183,13 +184,13 @@ class Tree:
             if node.trouble and not (node.content and node.content.torn):
                 node.trouble = None  # it may have been refused for its name, or its place
             directory.local[name] = node
-            node.links.append((directory, name))
+            node.links += (key,)
             directory.subdirectories += node.is_dir
             if node.dirty:
                 self.dirty.add(node)
             self._count(node)
             self.touch_item(node)
-        self._compare(directory, name, now)
+        self._compare(key, now)
         return old
 
     def set_share(self, directory: Directory, name: bytes, node: Node | None, now: float) -> None:
@@ -197,25 +198,24 @@ class Tree:
         old = directory.share.get(name)
         if old is node:
             return
+        key = (directory, name)
         if old is not None:
-            old.slinks.remove((directory, name))
+            old.slinks = tuple(link for link in old.slinks if link != key)
             old.spilled = False
             del directory.share[name]
             self.touch_item(old)
         if node is not None:
             directory.share[name] = node
-            node.slinks.append((directory, name))
+            node.slinks += (key,)
             if node.never and directory.local.get(name) is not node:
                 self.set_never(node, False, now)  # it was on its way when it got that name
         for moved in (old, node):
             if moved is not None and moved.is_dir:
                 self.account(moved)
-        self._compare(directory, name, now, by_share=True)
+        self._compare(key, now, by_share=True)
 
-    def _compare(
-        self, directory: Directory, name: bytes, now: float, *, by_share: bool = False
-    ) -> None:
-        key = (directory, name)
+    def _compare(self, key: Name, now: float, *, by_share: bool = False) -> None:
+        directory, name = key
         change = self.changes.get(key)
         if self.wanted(directory, name) is directory.share.get(name):
             if change is not None:
@@ -244,8 +244,8 @@ class Tree:
             node.never = never
             self.account(node)
             self.touch_item(node)
-            for directory, name in node.links:
-                self._compare(directory, name, now)
+            for link in node.links:
+                self._compare(link, now)
 
     # -- order ---------------------------------------------------------------------------------
     #

@@ -188,7 +188,7 @@ class Volume:
             self.tree.account(node)
         self.unsynced.pop(node, None)
         if not node.slinks and (node.sent or node.retries):
-            node.sent.clear()
+            node.sent = ()
             self.commit_outcome(extra=lambda: self.journal.drop_intents_of(node.ino))
         if not node.slinks and not node.lookups:
             self.tree.nodes.pop(node.ino, None)

@@ -44,7 +44,7 @@ def register(record: MountRecord) -> None:
     try:
         for name, other in _records_in(descriptor, directory):
             moved = record.cache_dir == other.cache_dir and record.mountpoint != other.mountpoint
-            if moved or _is_gone(other.cache_dir):
+            if moved or _is_gone(other):
                 _remove(descriptor, name)
         content = json.dumps(record.__dict__).encode()
         temporary = f".{secrets.token_hex(8)}"
@@ -90,7 +90,7 @@ def records() -> list[MountRecord]:
             continue
         try:
             for _name, record in _records_in(descriptor, directory):
-                if not _is_gone(record.cache_dir):
+                if not _is_gone(record):
                     found.setdefault(record.mountpoint, record)
         finally:
             os.close(descriptor)
@@ -202,12 +202,16 @@ def _read(descriptor: int, name: str, owner: int) -> MountRecord | None:
         os.close(file)
 
 
-def _is_gone(cache_dir: str) -> bool:
-    """Whether a cache directory certainly does not exist (another user's may be out of reach)."""
+def _is_gone(record: MountRecord) -> bool:
+    """Whether a record certainly is of no use: neither its daemon nor its cache directory exists.
+
+    Another user's directory may be out of reach, and one on a disk that only other mount
+    namespaces have seems to be missing.
+    """
     try:
-        os.stat(cache_dir)
+        os.stat(record.cache_dir)
     except FileNotFoundError:
-        return True
+        return not os.path.exists(f"/proc/{record.pid}")
     except OSError:
         pass
     return False

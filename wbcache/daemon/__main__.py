@@ -127,6 +127,8 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     journal = Journal(os.path.join(plan.cache_dir, "journal.db"))
     store = Store(os.path.join(plan.cache_dir, "data"))
     boot = _boot_id()
+    # Looking for garbage among hundreds of thousands of new objects takes as long as making them.
+    gc.disable()
     power_lost = journal.get_meta("boot_id") not in (None, boot)
     loaded = load(journal, store, time.monotonic, power_lost=power_lost)
     journal.set_meta("boot_id", boot)
@@ -211,9 +213,9 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
 
     _keep_memory()
     # A collection over hundreds of thousands of nodes takes long and finds nothing.
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    gc.enable()
     clean = trio.run(partial(daemon.run, announce, patience))
     registry.unregister(record)
     journal.close()

@@ -187,14 +187,15 @@ class Files:
     async def _write_in_thread(self, content: Content, fd: int, offset: int, data: bytes) -> int:
         volume = self._volume
         span = (offset, offset + len(data))
-        content.writing.append(span)
+        content.writing += (span,)
         content.pins += 1
         try:
             return await trio.to_thread.run_sync(
                 os.pwrite, fd, data, offset, limiter=volume.local_lane
             )
         finally:
-            content.writing.remove(span)
+            at = content.writing.index(span)
+            content.writing = content.writing[:at] + content.writing[at + 1 :]
             volume.unpin(content)
             done, volume.write_done = volume.write_done, trio.Event()
             done.set()

@@ -139,7 +139,7 @@ def _detach(volume: Volume, node: Node) -> None:
     """Our side, if the share does not have it elsewhere, is a new file from now on."""
     if node.is_symlink or node.is_dir or node.slinks:
         return
-    node.sent.clear()
+    node.sent = ()
     content = node.content
     if content is not None and content.local(0, node.size, node.size):
         node.base = None

@@ -56,7 +56,7 @@ class FileFlusher:
 
     def accepts(self, node: Node) -> Accepts:
         """A test for the share's file being the one that we know under this node."""
-        base, sent = node.base, tuple(node.sent)
+        base, sent = node.base, node.sent
         stable = self._share.stable_ino
         kind = stat.S_IFMT(node.mode)
         # Known by its name alone, since nobody has asked for its attributes: any file will do.
@@ -157,7 +157,7 @@ class FileFlusher:
         if node.base is None or self.accepts(node)(before):
             node.base = self._volume.signature(after)
             node.attrs_at = self._volume.clock()
-        node.sent.clear()
+        node.sent = ()
         self._tree.settle(node, self._volume.clock())
         journal = self._volume.journal
 
@@ -191,7 +191,7 @@ class FileFlusher:
 
     async def _announce(self, node: Node, at: Name, kind: str, signature: Signature) -> None:
         """Record durably what the share is about to show under a name."""
-        node.sent.append(signature)
+        node.sent += (signature,)
         self._volume.journal.add_intents([Intent(kind, node.ino, at[0].ino, at[1], *signature)])
         await self._volume.sync_journal()
 
@@ -233,7 +233,7 @@ class FileFlusher:
     async def _transfer(self, node: Node, transfer: Transfer) -> None:
         self._tree.snapshot(node)
         transfer.content.pins += 1
-        transfer.content.redirty.append(transfer.redirty)
+        transfer.content.redirty += (transfer.redirty,)
         node.transfer = transfer
         self.transfers.add(node)
         try:
@@ -340,7 +340,7 @@ class FileFlusher:
             return
         self._tree.skipped.give_up(node)
         content = transfer.content
-        content.redirty = [r for r in content.redirty if r is not transfer.redirty]
+        content.redirty = tuple(r for r in content.redirty if r is not transfer.redirty)
         self._volume.unpin(content)
         self.put_back(node, transfer.meta)
         self._volume.strays.append((transfer.directory, transfer.temporary))
@@ -372,7 +372,7 @@ class FileFlusher:
                 link=volume.capabilities.link,
             )
         except (ConflictError, blocking.LostTemporaryError):
-            node.sent.remove(signature)
+            node.sent = tuple(known for known in node.sent if known != signature)
             volume.journal.drop_intents_of(node.ino)
             self.abandon(node)
             raise
@@ -425,12 +425,12 @@ class FileFlusher:
         for directory, name in others:
             ghost = Node(tree.allocate(), node.mode)
             ghost.base = node.base
-            ghost.sent = [sent for sent in node.sent if sent != signature]
+            ghost.sent = tuple(sent for sent in node.sent if sent != signature)
             tree.add(ghost)
             tree.set_share(directory, name, ghost, now)
         tree.set_share(*to, node, now)
         node.base = signature
-        node.sent.clear()
+        node.sent = ()
         node.attrs_at = now
         node.share_fd = None
         return others
@@ -447,7 +447,7 @@ class FileFlusher:
     def _published(self, node: Node, transfer: Transfer) -> None:
         """What a transfer carried need not be sent again."""
         volume, content = self._volume, transfer.content
-        content.redirty = [r for r in content.redirty if r is not transfer.redirty]
+        content.redirty = tuple(r for r in content.redirty if r is not transfer.redirty)
         volume.unpin(content)
         if content is not node.content:
             return
@@ -487,7 +487,7 @@ class FileFlusher:
         fd = volume.store.fd(content) if content.exists else -1
         content.pins += 1  # it may be replaced, and its cache file become another's, meanwhile
         redirty = Extents(*content.writing)
-        content.redirty.append(redirty)
+        content.redirty += (redirty,)
         intent = Signature(size if grows else END, IN_PLACE, 0)
         try:
             await self._announce(node, at, "grow" if grows else "patch", intent)
@@ -522,12 +522,12 @@ class FileFlusher:
                 raise
             self.delivered(node, meta, xattrs)
         except ConflictError:
-            node.sent.clear()  # nothing that we sent is there
+            node.sent = ()  # nothing that we sent is there
             volume.journal.drop_intents_of(node.ino)
             raise
         finally:
             volume.unpin(content)
-            content.redirty = [r for r in content.redirty if r is not redirty]
+            content.redirty = tuple(r for r in content.redirty if r is not redirty)
         if node.content is content and content.cuts == cuts:
             for start, stop in ranges:
                 content.dirty.remove(start, stop)
@@ -542,7 +542,7 @@ class FileFlusher:
             content.base_limit = size
             volume.note_clean(content, size)
         node.base = volume.signature(st)
-        node.sent.clear()
+        node.sent = ()
         node.attrs_at = volume.clock()
         _note_times(node, attributes.times)
         volume.changed_on_share(directory, name)

@@ -14,7 +14,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
 
 import trio
 
@@ -54,6 +54,9 @@ SMALL = 1 << 20
 
 CIRCLES = 1.0
 """Seconds between looks for items that wait for each other while others are under way."""
+
+BATCH = 1000
+"""Changed items looked at in one go, so that operations of the mount are served in between."""
 
 COLLECT = 0.02
 """Seconds for which changes are collected before the flusher looks at them."""
@@ -187,9 +190,11 @@ class Flusher:
             while True:
                 self._event = trio.Event()
                 until = self.turn(nursery)
-                if not self._tree.touched:
-                    with trio.move_on_after(max(0.0, until - self._volume.clock())):
-                        await self._event.wait()
+                if self._tree.touched:
+                    await trio.lowlevel.checkpoint()
+                    continue
+                with trio.move_on_after(max(0.0, until - self._volume.clock())):
+                    await self._event.wait()
                 # Every operation of the mount touches something. What is due later can be looked
                 # at in batches, so that operations don't pay for a task switch each.
                 if not self._hurried.is_set():
@@ -220,7 +225,12 @@ class Flusher:
         return min(until, self._logs.until(now))
 
     def _take_touched(self) -> None:
-        touched, self._tree.touched = self._tree.touched, set()
+        touched = self._tree.touched
+        if len(touched) > BATCH:  # after a start, or when a full cache makes everything due
+            touched = set(islice(touched, BATCH))
+            self._tree.touched -= touched
+        else:
+            self._tree.touched = set()
         for item in touched:
             self._waiting.pop(item, None)
             self._wake_waiters(item)

@@ -78,7 +78,7 @@ class Settler:
         if isinstance(transfer, Transfer) and transfer.signature == signature:
             self._files.arrived(node, transfer, at, certain=False)
         else:
-            old, doubts = at[0].share.get(at[1]), node.sent.copy()
+            old, doubts = at[0].share.get(at[1]), node.sent
             others = self._files.claim(node, at, signature)
             node.sent = doubts
             self._take_over(node, at, old, others)

@@ -81,8 +81,8 @@ class Timing:
         """When an item is due; 0 is at once; None when only an event makes it due."""
         if not isinstance(item, Node):
             change = self._tree.changes.get(item)
-            if change is None or change.trouble:
-                return None
+            if change is None or change.trouble or self._tree.wanted(*item) is not None:
+                return None  # what shall be there goes by its own time
             if self.all_due or self.pressed or change.pulled:
                 return change.retry_at
             return max(change.first + self._volume.config.flush.idle_delay, change.retry_at)
