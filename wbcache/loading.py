@@ -208,7 +208,7 @@ class _Loader:
         if not content.fresh and length >= content.synced:
             return
         base = node.base.size if node.base is not None else 0
-        if content.whole:
+        if content.whole or node.spilled:
             appended = not any(d.share.get(n) for d, n in node.links) and content.synced > 0
         else:
             appended = content.dirty.first >= base

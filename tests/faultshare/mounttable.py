@@ -18,7 +18,10 @@ def mounts_at(mountpoint: str | os.PathLike[str]) -> list[Mount]:
     path = os.path.abspath(mountpoint)
     wanted = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+    # Names of others may hold a carriage return, which ends no line here.
+    with open(
+        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n"
+    ) as table:
         for line in table:
             fields = line.split(" ")
             if _unescape(fields[4]) == wanted:

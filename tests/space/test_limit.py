@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.crash.test_power_loss import held, lose_power
 from tests.faultshare.client import FaultShare
 from tests.mounting import Mounted
 from tests.waiting import wait_until
@@ -158,6 +159,25 @@ def test_a_kill_while_a_large_file_passes(share: FaultShare) -> None:
         assert mount.umount().returncode == 0
     assert_blocks(share.backing / "model", range(count))
     assert not temporaries(share.backing)
+
+
+def test_a_power_loss_while_a_large_file_passes(share: FaultShare) -> None:
+    """Nobody knows what is missing at its end: it does not replace what the share has."""
+    (share.backing / "model").write_bytes(b"the last one")
+    with Mounted(share.mountpoint, config=SMALL_CACHE) as mount:
+        with held(mount.path / "model", "w") as file:
+            for number in range(80):
+                file.write(block(number))
+            lose_power(mount, {"model": 60 * MIB})
+        with pytest.raises(AssertionError):
+            mount.flush(timeout=2.0)
+        assert (share.backing / "model").read_bytes() == b"the last one"
+        (row,) = [row for row in mount.client.pending() if row["path"] == "model"]
+        assert "power loss" in row["reason"]
+        (mount.path / "model").write_bytes(b"the next one")
+        mount.flush()
+        assert (share.backing / "model").read_bytes() == b"the next one"
+        wait_until(lambda: not temporaries(share.backing), "the temporary is removed")
 
 
 def test_a_large_file_is_rewritten_while_it_passes(share: FaultShare) -> None:

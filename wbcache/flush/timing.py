@@ -66,6 +66,11 @@ class LogsFirst:
             self._left[item] = left
 
 
+PRESSED_AGE = 0.5
+"""Seconds after which everything is due when the cache is full; were it less, a log would go to the
+share line by line."""
+
+
 class Timing:
     """Due times, monotonic seconds."""
 
@@ -75,7 +80,7 @@ class Timing:
         self.all_due = False
         """A drain: nothing waits for its time."""
         self.pressed = False
-        """The cache is full: nothing waits for its time but what is still being written."""
+        """The cache is full: what is not still being written goes as soon as is sensible."""
 
     def due(self, item: Item) -> float | None:
         """When an item is due; 0 is at once; None when only an event makes it due."""
@@ -83,9 +88,12 @@ class Timing:
             change = self._tree.changes.get(item)
             if change is None or change.trouble or self._tree.wanted(*item) is not None:
                 return None  # what shall be there goes by its own time
-            if self.all_due or self.pressed or change.pulled:
+            if self.all_due or change.pulled:
                 return change.retry_at
-            return max(change.first + self._volume.config.flush.idle_delay, change.retry_at)
+            idle_delay = self._volume.config.flush.idle_delay
+            if self.pressed:
+                idle_delay = min(idle_delay, PRESSED_AGE)
+            return max(change.first + idle_delay, change.retry_at)
         kept_here = item.trouble is not None or self._tree.excluded(item)
         if item.dirty is None or not item.links or kept_here:
             return 0.0 if item.transfer else None
@@ -96,10 +104,12 @@ class Timing:
             if item.spill and item.content_dirty:
                 return item.retry_at
             return self._held_until(item)
-        if self.all_due or self.pressed or item.pulled:
+        if self.all_due or item.pulled:
             return item.retry_at
         idle_delay, max_age = self.delays(item)
         dirty = item.dirty
+        if self.pressed:
+            max_age = min(max_age, PRESSED_AGE)
         return max(min(dirty.last + idle_delay, dirty.first + max_age), item.retry_at)
 
     def _held_until(self, node: Node) -> float:
