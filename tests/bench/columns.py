@@ -123,20 +123,27 @@ class WbCache(Column):
     def mounted(
         self, work: str, rounds: int, cold_bytes: int, write_back: int
     ) -> Iterator[Mounted]:
-        share, mountpoint = self.directories(work, "share", "mnt")
+        (share,) = self.directories(work, "share")
         seed_cold(share, rounds, cold_bytes)
-        config = os.path.join(work, "config.yaml")
-        with open(config, "w", encoding="utf-8") as text:
-            text.write(self._config)
-            text.write(f"flush: {{idle_delay: {write_back}s, max_age: {write_back}s}}\n")
-        cache = os.path.join(work, "cache")
-        done = wbcache("mount", share, mountpoint, "--cache-dir", cache, "--config", config)
-        if done.returncode != 0:
-            raise BenchError(f"wbcache mount ended with {done.returncode}: {done.stderr.strip()}")
+        mountpoint = self.mount(work, share, write_back)
         try:
             yield Mounted(mountpoint, share)
         finally:
             self._end(mountpoint)
+
+    def mount(self, work: str, share: str, write_back: int | None) -> str:
+        """Mount `share`; returns where. With `write_back` None it flushes as it does by default."""
+        (mountpoint,) = self.directories(work, "mnt")
+        config = os.path.join(work, "config.yaml")
+        with open(config, "w", encoding="utf-8") as text:
+            text.write(self._config)
+            if write_back is not None:
+                text.write(f"flush: {{idle_delay: {write_back}s, max_age: {write_back}s}}\n")
+        cache = os.path.join(work, "cache")
+        done = wbcache("mount", share, mountpoint, "--cache-dir", cache, "--config", config)
+        if done.returncode != 0:
+            raise BenchError(f"wbcache mount ended with {done.returncode}: {done.stderr.strip()}")
+        return mountpoint
 
     def _end(self, mountpoint: str) -> None:
         """Unmount without bringing gigabytes to a share that is thrown away next."""

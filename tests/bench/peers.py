@@ -61,21 +61,31 @@ class Rclone(Column):
     def mounted(
         self, work: str, rounds: int, cold_bytes: int, write_back: int
     ) -> Iterator[Mounted]:
-        share, mountpoint, cache = self.directories(work, "share", "mnt", "cache")
+        (share,) = self.directories(work, "share")
         seed_cold(share, rounds, cold_bytes)
+        # What still waits to be uploaded is thrown away with the directory: no long goodbye.
+        with self.serve(work, share, write_back, patience=2.0) as mountpoint:
+            yield Mounted(mountpoint, share)
+
+    @contextmanager
+    def serve(
+        self, work: str, share: str, write_back: int | None, *, patience: float
+    ) -> Iterator[str]:
+        """Mount `share` for the length of the block; yields where. See `served`."""
+        mountpoint, cache = self.directories(work, "mnt", "cache")
         command = [
             self._program,
             "mount",
             share,
             mountpoint,
             "--vfs-cache-mode=full",
-            f"--vfs-write-back={write_back}s",
             f"--cache-dir={cache}",
             f"--config={os.path.join(work, 'rclone.conf')}",
         ]
-        # What still waits to be uploaded is thrown away with the directory: no long goodbye.
-        with served(command, mountpoint, os.path.join(work, "rclone.log"), patience=2.0):
-            yield Mounted(mountpoint, share)
+        if write_back is not None:
+            command.append(f"--vfs-write-back={write_back}s")
+        with served(command, mountpoint, os.path.join(work, "rclone.log"), patience=patience):
+            yield mountpoint
 
 
 class JuiceFS(Column):
@@ -91,8 +101,18 @@ class JuiceFS(Column):
     def mounted(
         self, work: str, rounds: int, cold_bytes: int, write_back: int
     ) -> Iterator[Mounted]:
-        share, mountpoint, cache = self.directories(work, "share", "mnt", "cache")
-        meta = f"sqlite3://{os.path.join(work, 'juicefs.db')}"
+        (share,) = self.directories(work, "share")
+        self.format(work, share)
+        # Only a mount can put files on JuiceFS; this one has no write-back and its own cache, so
+        # that the cold files are on the share and nowhere else.
+        with self.serve(work, "seed", [], patience=20.0) as mountpoint:
+            seed_cold(mountpoint, rounds, cold_bytes)
+        options = ["--writeback", f"--upload-delay={write_back}s"]
+        with self.serve(work, "mnt", options, patience=2.0) as mountpoint:
+            yield Mounted(mountpoint, share)
+
+    def format(self, work: str, share: str) -> None:
+        """Make a file system whose objects are files in `share`."""
         log = os.path.join(work, "juicefs.log")
         with open(log, "ab") as output:
             formatted = subprocess.run(
@@ -102,7 +122,7 @@ class JuiceFS(Column):
                     "--storage=file",
                     f"--bucket={share}/",
                     "--trash-days=0",
-                    meta,
+                    self._meta(work),
                     "bench",
                 ],
                 check=False,
@@ -111,26 +131,25 @@ class JuiceFS(Column):
             )
         if formatted.returncode != 0:
             raise BenchError(f"juicefs format failed: {tail(log)}")
-        mount = [
+
+    @contextmanager
+    def serve(self, work: str, name: str, options: list[str], *, patience: float) -> Iterator[str]:
+        """Mount it at `name` below `work`, with a cache of its own; yields where. See `served`."""
+        mountpoint, cache = self.directories(work, name, f"{name}-cache")
+        command = [
             self._program,
             "mount",
             "--no-usage-report",
             "--no-syslog",
             "--backup-meta=0",
             "--metrics=127.0.0.1:0",
-        ]
-        # Only a mount can put files on JuiceFS; this one has no write-back and its own cache, so
-        # that the cold files are on the share and nowhere else.
-        seeding = [*mount, f"--cache-dir={os.path.join(work, 'seed-cache')}", meta, mountpoint]
-        with served(seeding, mountpoint, log):
-            seed_cold(mountpoint, rounds, cold_bytes)
-        measured = [
-            *mount,
-            "--writeback",
-            f"--upload-delay={write_back}s",
+            *options,
             f"--cache-dir={cache}",
-            meta,
+            self._meta(work),
             mountpoint,
         ]
-        with served(measured, mountpoint, log, patience=2.0):
-            yield Mounted(mountpoint, share)
+        with served(command, mountpoint, os.path.join(work, "juicefs.log"), patience=patience):
+            yield mountpoint
+
+    def _meta(self, work: str) -> str:
+        return f"sqlite3://{os.path.join(work, 'juicefs.db')}"
