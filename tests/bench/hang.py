@@ -231,7 +231,7 @@ def measure(peer: Peer, plan: Plan, base: str, say: Callable[[str], None]) -> Re
             loop.wait()
         with open(report, encoding="utf-8") as text:
             found = json.load(text)
-        _judge(result, found["calls"], began, ended)
+        judge(result, found["calls"], began, ended)
         say(f"{peer.name}: waiting until the share has everything")
         start = time.monotonic()
         wrong = peer.arrived(found["digests"])
@@ -239,9 +239,10 @@ def measure(peer: Peer, plan: Plan, base: str, say: Callable[[str], None]) -> Re
     return result
 
 
-def _judge(
+def judge(
     result: Result, calls: list[tuple[str, float, float, int]], began: float, ended: float
 ) -> None:
+    """Note what the loop's calls tell of the hang, which lasted from `began` to `ended`."""
     during = [call for call in calls if call[1] < ended and call[1] + call[2] > began]
     times = sorted(call[2] for call in during)
     result.calls = len(during)
