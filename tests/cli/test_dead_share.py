@@ -229,3 +229,28 @@ def test_a_share_that_is_mounted_anew_is_found_again(share: FaultShare, tmp_path
                 assert (again.backing / "log").read_text() == "first\nsecond\n"
                 assert sorted(os.listdir(mounted.path)) == ["data", "log"]
                 assert mounted.umount().returncode == 0
+
+
+def test_a_killed_daemon_that_hangs_can_be_told_and_taken_away(share: FaultShare) -> None:
+    with Mounted(share.mountpoint, config=CONFIG) as mounted:
+        prepare(mounted)
+        mounted.remount({"flush": {"idle_delay": "0s"}})
+        share.hang(["create"])
+        (mounted.path / "data" / "new").write_text("x")
+        share.wait_hung("create")
+        os.kill(mounted.pid, signal.SIGKILL)
+        began = time.monotonic()
+        done = wbcache("status", mounted.path)
+        assert done.returncode == 9
+        assert f"was killed (pid {mounted.pid})" in done.stderr
+        done = wbcache("umount", mounted.path)
+        assert time.monotonic() - began < SOON
+        assert done.returncode == 3
+        assert "carry on with 'wbcache mount" in done.stderr
+        assert not mounted.is_mounted
+        share.release()
+        share.clear()
+        mounted.remount()
+        assert mounted.umount().returncode == 0
+    assert (share.backing / "data" / "new").read_text() == "x"
+    assert (share.backing / "data" / "dirty").read_text() == "before"

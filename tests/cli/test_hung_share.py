@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from tests.faultshare.client import FaultShare
 from tests.mounting import NEVER_BY_ITSELF, Mounted, wbcache
+from tests.waiting import wait_until
 from wbcache.daemon.preflight import SHARE_DEADLINE
+from wbcache.filesystem.listing import MAX_REFRESHES
 
 pytestmark = pytest.mark.usefixtures("fuse")
 
@@ -105,3 +108,79 @@ def test_umount_says_what_remains_and_the_next_mount_carries_on(
     assert (mounted.path / "new").read_text() == "while it hangs"
     assert mounted.umount().returncode == 0
     assert (share.backing / "new").read_text() == "while it hangs"
+
+
+def told(mounted: Mounted) -> list[str]:
+    """What the log says of the share's health."""
+    lines = mounted.log().splitlines()
+    return [line.split(": ", 1)[1] for line in lines if "wbcache.share.health" in line]
+
+
+def test_the_share_s_health_is_told_once_a_change(share: FaultShare) -> None:
+    for number in range(5):
+        (share.backing / f"d{number}").mkdir()
+    with Mounted(share.mountpoint, config=NEVER_BY_ITSELF) as mounted:
+        names = os.listdir(mounted.path)
+        assert mounted.status()["share"]["state"] == "answering"
+        for _ in range(2):
+            before = told(mounted)
+            share.hang()
+            for name in names:
+                with pytest.raises(TimeoutError):
+                    os.listdir(mounted.path / name)
+            status = mounted.status()["share"]
+            assert status["state"] == "not answering"
+            assert status["silent_seconds"] > 0
+            assert told(mounted)[len(before) :] == ["the share does not answer"]
+            share.release()
+            share.clear()
+            wait_until(lambda: mounted.status()["share"]["state"] == "answering", "it is noticed")
+            assert len(told(mounted)) == len(before) + 2
+            assert told(mounted)[-1].startswith("the share answers again, after")
+
+
+def test_a_share_of_which_only_flushes_are_waited_for_is_found_out(
+    share: FaultShare, mounted: Mounted
+) -> None:
+    share.hang()
+    (mounted.path / "new").write_text("while it hangs")
+    assert wbcache("flush", "--timeout", "0.5", mounted.path / "new").returncode == 3
+    wait_until(lambda: mounted.status()["share"]["state"] == "not answering", "it is noticed")
+    share.release()
+    share.clear()
+    assert wbcache("flush", mounted.path / "new").returncode == 0
+    assert mounted.status()["share"]["state"] == "answering"
+
+
+def test_little_is_asked_anew_at_a_time(share: FaultShare) -> None:
+    """When a share returns everything known is due for another look."""
+    for number in range(100):
+        (share.backing / str(number)).touch()
+    with Mounted(share.mountpoint, config=NEVER_BY_ITSELF) as mounted:
+        names = os.listdir(mounted.path)
+        for name in names:
+            (mounted.path / name).stat()
+        time.sleep(0.3)  # all are older than their TTL
+        share.hang(["lookup", "getattr"])
+        for name in names:
+            (mounted.path / name).stat()
+        share.wait_hung()
+        assert len(share.hung()) <= MAX_REFRESHES + 1
+        share.release()
+        share.clear()
+        assert sorted(os.listdir(mounted.path)) == sorted(names)
+
+
+def test_it_ends_on_sigterm_when_the_time_to_drain_is_over(share: FaultShare) -> None:
+    config = {**NEVER_BY_ITSELF, "drain": {"timeout": "1s"}}
+    with Mounted(share.mountpoint, config=config) as mounted:
+        (mounted.path / "new").write_text("x")
+        share.hang()
+        os.kill(mounted.pid, signal.SIGTERM)
+        wait_until(lambda: not mounted.is_mounted, "it is unmounted")
+        wait_until(lambda: "something remains to be flushed" in mounted.log(), "it gives up")
+        share.release()
+        share.clear()
+        mounted.remount()
+        assert mounted.umount().returncode == 0
+    assert (share.backing / "new").read_text() == "x"

@@ -12,7 +12,6 @@ import pytest
 from tests.plain_user import as_plain_user
 from wbcache.config import CacheConfig, Config, Size
 from wbcache.daemon import preflight
-from wbcache.daemon.lock import is_being_killed
 from wbcache.daemon.preflight import MountPlan, MountRequest, check
 from wbcache.errors import (
     CacheDirError,
@@ -24,6 +23,7 @@ from wbcache.errors import (
 )
 from wbcache.mounts import MountEntry
 from wbcache.options import parse_options
+from wbcache.processes import is_being_killed
 
 SMALL = Config(cache=CacheConfig(min_free=Size(bytes=0)))
 

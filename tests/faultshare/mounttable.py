@@ -24,7 +24,8 @@ def mounts_at(mountpoint: str | os.PathLike[str]) -> list[Mount]:
     ) as table:
         for line in table:
             fields = line.split(" ")
-            if _unescape(fields[4]) == wanted:
+            # The table may change while it is read.
+            if len(fields) > 4 and _unescape(fields[4]) == wanted:
                 found.append(Mount(fields[2], fields[fields.index("-") + 1]))
     return found
 

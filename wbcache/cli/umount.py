@@ -21,7 +21,15 @@ from wbcache.errors import (
     NotRunningError,
     RemainsError,
 )
-from wbcache.mounts import MountEntry, answer, canonical, mount_at, read_mounts, unmount
+from wbcache.mounts import (
+    MountEntry,
+    abort_connection,
+    answer,
+    canonical,
+    mount_at,
+    read_mounts,
+    unmount,
+)
 
 EXIT_DEADLINE = 5.0
 """Seconds to wait for the daemon's process after its last word."""
@@ -95,6 +103,8 @@ def _take_down(entry: MountEntry | None, record: MountRecord | None) -> NoReturn
     if entry is not None:
         # Root may not look into another user's mount, which then seems alive.
         alive = answer(entry) == "alive" and (record is None or _exists(record.pid))
+        if not alive:
+            abort_connection(entry)  # programs that wait for it get their errors
         unmount(entry.mountpoint, lazy=not alive)
         if alive:
             raise RemainsError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from wbcache.control import protocol
 from wbcache.errors import ConnectionLostError, NoSuchMountError, NotRunningError
 from wbcache.escaping import to_text
+from wbcache.processes import is_being_killed
 
 ANSWER_DEADLINE = 30.0
 """Seconds of silence after which a daemon counts as not answering."""
@@ -37,6 +39,9 @@ class ControlClient:
             try:
                 with protocol.socket_address(self._cache_dir) as address:
                     sock.connect(address)
+                self._check_alive(sock)
+            except NotRunningError:
+                return False
             except OSError as error:
                 return not isinstance(self._unreachable(error), NotRunningError)
         return True
@@ -82,6 +87,7 @@ class ControlClient:
                     sock.connect(address)
             except OSError as error:
                 raise self._unreachable(error) from None
+            self._check_alive(sock)
             try:
                 sock.sendall(protocol.encode(request))
                 with sock.makefile("rb") as replies:
@@ -110,6 +116,19 @@ class ControlClient:
                 return reply
             if progress is not None:
                 progress(moved["files_left"], moved["bytes_left"], moved["bytes_done"])
+
+    def _check_alive(self, sock: socket.socket) -> None:
+        """A killed daemon that hangs in a call on the share still accepts connections."""
+        size = struct.calcsize("3i")
+        pid, _, _ = struct.unpack(
+            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        if is_being_killed(pid):
+            raise NotRunningError(
+                f"the daemon with cache directory {self._cache_dir}",
+                f"was killed (pid {pid}), and still waits for a call on the share",
+                "mount again with this cache directory to carry on",
+            )
 
     def _unreachable(self, error: OSError) -> NoSuchMountError:
         what = f"the daemon with cache directory {self._cache_dir}"

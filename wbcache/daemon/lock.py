@@ -15,10 +15,10 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import time
 
 from wbcache.errors import CacheInUseError
+from wbcache.processes import is_being_killed, is_zombie
 
 log = logging.getLogger(__name__)
 
@@ -82,23 +82,6 @@ def lock_cache(cache_dir: str) -> CacheLock:
         raise
 
 
-def is_being_killed(pid: int) -> bool:
-    """Whether a process has ended but for threads that wait for a system call to return."""
-    state, pending = _state(pid)
-    return state == "Z" or bool(pending >> (signal.SIGKILL - 1) & 1)
-
-
-def _state(pid: int) -> tuple[str, int]:
-    """The state of a process's first thread, and the signals that wait for the process."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            fields = dict(line.split(":", 1) for line in file if ":" in line)
-    except OSError:
-        return "", 0
-    pending = int(fields.get("SigPnd", "0"), 16) | int(fields.get("ShdPnd", "0"), 16)
-    return fields.get("State", "").strip()[:1], pending
-
-
 def _lock(cache_dir: str) -> int:
     began = time.monotonic()
     while True:
@@ -112,7 +95,7 @@ def _lock(cache_dir: str) -> int:
         pid = int(holder) if holder.isdecimal() else 0
         killed = pid > 0 and is_being_killed(pid)
         waited = time.monotonic() - began
-        if killed and waited > GRACE and _state(pid)[0] == "Z":
+        if killed and waited > GRACE and is_zombie(pid):
             # Its event loop ran in its first thread, which has ended.
             _take_over(cache_dir, fd, pid)
         elif killed and waited < PATIENCE:

@@ -22,7 +22,6 @@ from shutil import which
 import wbcache
 from wbcache.config import Config
 from wbcache.control import registry
-from wbcache.daemon.lock import is_being_killed
 from wbcache.disks import default_cache_dir, existing_part
 from wbcache.errors import CacheDirError, FuseError, MountpointError, SourceError
 from wbcache.mounts import (
@@ -38,6 +37,7 @@ from wbcache.mounts import (
 )
 from wbcache.options import MountOptions
 from wbcache.probe import ProbeTimeoutError, within
+from wbcache.processes import is_being_killed
 
 SHARE_DEADLINE = 10.0
 """Seconds that SOURCE and MOUNTPOINT have to answer."""

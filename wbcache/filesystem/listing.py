@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 PATIENCE = 0.1
 """Seconds that something known is held back in the hope of fresher knowledge."""
 
+MAX_REFRESHES = 16
+"""So much of what is known is asked for anew at a time: when a share returns, all of it is due."""
+
 _MAX_NEGATIVE = 4096
 _LISTING_SHARE = 10
 """A listing is repeated no sooner than after this many times the time it takes."""
@@ -43,6 +46,8 @@ class Listings:
         self._share = volume.share
         self._nursery = nursery
         self._stats: dict[Node, trio.Event] = {}
+        """Nodes whose attributes are being asked for, or are to be."""
+        self._refreshes = trio.CapacityLimiter(MAX_REFRESHES)
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -164,55 +169,63 @@ class Listings:
                     pass
                 return
             if node not in self._stats:
-                self._nursery.start_soon(self._stat_quietly, node)
+                self._stats[node] = done = trio.Event()
+                self._nursery.start_soon(self._stat_quietly, node, done)
             if not node.ours and prompt and age is not None:
                 with trio.move_on_after(PATIENCE):
                     while node in self._stats:
                         await self._stats[node].wait()
 
-    async def _stat_quietly(self, node: Node) -> None:
+    async def _stat_quietly(self, node: Node, done: trio.Event) -> None:
         try:
-            await self._stat(node)
+            async with self._refreshes:
+                await self._ask_attributes(node)
         except OSError as error:
             log.debug("attributes of inode %d: %s", node.ino, error)
         except Exception:
             log.exception("attributes of inode %d failed", node.ino)
+        finally:
+            del self._stats[node]
+            done.set()
 
     async def _stat(self, node: Node) -> None:
-        if node in self._stats:
+        while node in self._stats:
             await self._stats[node].wait()
             if node.attrs_at is not None:
                 return
         self._stats[node] = done = trio.Event()
         try:
-            if not node.slinks:
-                return
-            directory, name = node.slinks[0]
-            await self._settled()
-            began = self._volume.share_clock
-            parent = await self._share.directory(directory)
-            st = await self._share.look(calls.lstat_or_none, parent, name)
-            if directory.share.get(name) is not node or self._pinned(directory, name, began):
-                return
-            if st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(node.mode):
-                self.gone(directory, name)
-                if st is None:
-                    raise OSError(errno.ENOENT, "removed on the share")
-                return
-            target = None
-            if node.is_symlink and (node.base is None or node.base != self._volume.signature(st)):
-                target = await self._share.look(calls.readlink, parent, name)
-            if await self._is_split(node, st):
-                if directory.share.get(name) is node and not self._pinned(directory, name, began):
-                    self.gone(directory, name)
-                    self._appeared(directory, name, st.st_mode)
-                return
-            self._volume.adopt(node, st)
-            if target is not None and node.dirty is None:
-                node.target = target
+            await self._ask_attributes(node)
         finally:
             del self._stats[node]
             done.set()
+
+    async def _ask_attributes(self, node: Node) -> None:
+        if not node.slinks:
+            return
+        directory, name = node.slinks[0]
+        await self._settled()
+        began = self._volume.share_clock
+        parent = await self._share.directory(directory)
+        st = await self._share.look(calls.lstat_or_none, parent, name)
+        if directory.share.get(name) is not node or self._pinned(directory, name, began):
+            return
+        if st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(node.mode):
+            self.gone(directory, name)
+            if st is None:
+                raise OSError(errno.ENOENT, "removed on the share")
+            return
+        target = None
+        if node.is_symlink and (node.base is None or node.base != self._volume.signature(st)):
+            target = await self._share.look(calls.readlink, parent, name)
+        if await self._is_split(node, st):
+            if directory.share.get(name) is node and not self._pinned(directory, name, began):
+                self.gone(directory, name)
+                self._appeared(directory, name, st.st_mode)
+            return
+        self._volume.adopt(node, st)
+        if target is not None and node.dirty is None:
+            node.target = target
 
     async def _is_split(self, node: Node, st: os.stat_result) -> bool:
         """Whether the first of several names on the share shows another file by now, while the
@@ -292,16 +305,15 @@ class Listings:
                 await volume.settled.wait()
                 began, began_at = volume.share_clock, volume.clock()
                 directory.hot = False
-                parent = await self._share.directory(directory)
-                try:
-                    entries = await self._share.fetch(calls.scan, parent)
-                except OSError as error:
-                    if error.errno in (errno.ESTALE, errno.ENOENT):
-                        self._share.forget_directory(directory)
-                    raise
+                if directory.listed_at is None:
+                    entries = await self._scan(directory)  # somebody has to wait for it
+                else:
+                    async with self._refreshes:
+                        began, began_at = volume.share_clock, volume.clock()
+                        entries = await self._scan(directory)
                 directory.listing_cost = volume.clock() - began_at
                 self._apply(directory, entries, began, began_at)
-                del parent, entries  # of no use while it sleeps
+                del entries  # of no use while it sleeps
                 refresh.done.set()
                 directory.listing = None
                 await trio.sleep(max(0.05, self._ttl(directory) - directory.listing_cost))
@@ -320,6 +332,15 @@ class Listings:
             refresh.done.set()
             if directory.listing is refresh:
                 directory.listing = None
+
+    async def _scan(self, directory: Directory) -> list[calls.Entry]:
+        parent = await self._share.directory(directory)
+        try:
+            return await self._share.fetch(calls.scan, parent)
+        except OSError as error:
+            if error.errno in (errno.ESTALE, errno.ENOENT):
+                self._share.forget_directory(directory)
+            raise
 
     def _pinned(self, directory: Directory, name: bytes, began: int) -> bool:
         """Whether we changed a name on the share after ``began``, or are about to."""

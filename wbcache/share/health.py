@@ -7,6 +7,7 @@ on whatever needs the share fails at once instead of waiting, until a probe is a
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Health:
         """Moving average of a call's duration, seconds."""
         self.silent_since: float | None = None
         """When the share stopped answering; None while it answers."""
+        self._silent_until = -math.inf
         self._slow = False
         self.on_silent: Callable[[], None] = lambda: None
 
@@ -48,13 +50,16 @@ class Health:
     def end(self, ticket: int) -> None:
         """The call was answered (well or with an error)."""
         now = self._clock()
-        took = now - self._calls.pop(ticket)
+        began = self._calls.pop(ticket)
         self._questions.pop(ticket, None)
-        self.latency += (took - self.latency) * 0.1
         self._last_answer = now
         if self.silent_since is not None:
             log.warning("the share answers again, after %.0f s", now - self.silent_since)
             self.silent_since = None
+            self._silent_until = now
+            self._slow = False
+        if began >= self._silent_until:  # otherwise it says how long the silence was
+            self.latency += (now - began - self.latency) * 0.1
 
     def unanswered(self, ticket: int) -> None:
         """The call failed without the share having had any part in it."""
