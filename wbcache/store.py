@@ -7,12 +7,14 @@ when many generations are open the least recently opened idle ones are closed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from wbcache.errors import CacheDirError
 from wbcache.node import Content
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
@@ -72,12 +74,7 @@ class Store(CacheFiles):
         self.unsynced_names: set[int] = set()
         """Generations whose directory entry may not be durable yet."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        self._dirfds = []
-        for i in range(_FANOUT):
-            path = os.path.join(directory, f"{i:02x}")
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._dirfds.append(os.open(path, flags))
+        self._dirfds = [_own_directory(directory, f"{i:02x}") for i in range(_FANOUT)]
 
     def close(self) -> None:
         """Close every descriptor."""
@@ -213,6 +210,23 @@ class Store(CacheFiles):
         """Give the disk space of ranges of a cache file back. Blocks; call it in a thread."""
         for start, stop in ranges:
             _punch_hole(fd, start, stop - start)
+
+
+def _own_directory(parent: str, name: str) -> int:
+    """A descriptor of a directory in the store, made if need be. Raises CacheDirError for what
+    somebody else has put there."""
+    path = os.path.join(parent, name)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise CacheDirError(
+            f"cache directory {os.path.dirname(parent)}",
+            f"{path} is not a directory",
+            "give another directory with --cache-dir",
+        ) from None
+    return fd
 
 
 def _open(name: str, flags: int, dirfd: int) -> int:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_DEADLINE = 30.0
 REPLY_DEADLINE = 60.0
+FOREIGN_DEADLINE = 1.0
+"""Seconds that another user's connection is given to hear that it is not welcome."""
 MAX_CONNECTIONS = 64
 PROGRESS_INTERVAL = 0.2
 ROWS_PER_SLICE = 256
@@ -111,13 +113,13 @@ class ControlServer:
         self._directory = -1
 
     async def _connection(self, stream: trio.SocketStream) -> None:
+        if not _allowed(stream.socket):
+            await _turn_away(stream)
+            return
         if self._connections >= MAX_CONNECTIONS:
             return
         self._connections += 1
         try:
-            if not _allowed(stream.socket):
-                await stream.send_all(protocol.encode(_FOREIGN))
-                return
             line = await _read_line(stream)
             if line is not None:
                 await self._answer(stream, line)
@@ -199,6 +201,16 @@ def _allowed(sock: trio.socket.SocketType) -> bool:
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _pid, uid, _gid = struct.unpack("3i", credentials)
     return uid in (0, os.geteuid())
+
+
+async def _turn_away(stream: trio.SocketStream) -> None:
+    """Tell another user so. Closed with a request unread, the connection would just be reset."""
+    with trio.move_on_after(FOREIGN_DEADLINE):
+        try:
+            await _read_line(stream)
+            await stream.send_all(protocol.encode(_FOREIGN))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes | None:

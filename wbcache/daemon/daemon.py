@@ -26,6 +26,7 @@ from wbcache.daemon.eviction import Evictor
 from wbcache.daemon.recovery import settle_intents
 from wbcache.daemon.syncing import Syncer
 from wbcache.errors import WbcacheError
+from wbcache.escaping import to_bytes
 from wbcache.filesystem import FileSystem
 from wbcache.flush.flusher import Flusher
 from wbcache.fuse import Operations
@@ -165,7 +166,8 @@ class Daemon:
 
     def _mount(self, operations: Operations) -> None:
         options = (*self._kernel_options, "default_permissions", "nosuid", "nodev")
-        where, names = self._mountpoint, {f"fsname={_escape(self._source)}", "subtype=wbcache"}
+        where, names = self._mountpoint, {"subtype=wbcache"}
+        names.add(_Option(f"fsname={_escape(self._source)}"))
         try:
             if os.geteuid() == 0:
                 where = f"/dev/fd/{mounting.mount(self._source, where, options)}"
@@ -463,6 +465,15 @@ class Daemon:
             with trio.move_on_after(pause):
                 await self._drained.wait()
         return report.rows(self._filesystem, self._remaining)
+
+
+class _Option(str):
+    """A mount option that holds a path, any bytes: pyfuse3 encodes options as ASCII."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "surrogateescape") -> bytes:
+        return to_bytes(str(self))
 
 
 def _escape(text: str) -> str:
