@@ -548,6 +548,10 @@ class Volume:
         if node.busy or node.dirty is not None or signature in node.sent:
             return False
         first = node.base is None
+        if not first and (
+            not node.links or any(place in self.tree.changes for place in node.slinks)
+        ):
+            return False  # removed or replaced here: what that did not know of must stay
         if node.base == signature:
             if not node.ours:
                 node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid

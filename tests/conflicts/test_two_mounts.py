@@ -72,7 +72,7 @@ def run(seed: int, seconds: float) -> str:
         verdict = judge(workers, history(share.log() for share in shares), held)
         told = {str(row["ours"]) for mount in mounts for row in listed(mount)}
         beside = {name for name in held if ".conflict-" in name}
-        assert not verdict.lost, f"seed {seed}: {verdict}; lost: {verdict.lost}"
+        assert not verdict.lost, "\n".join([f"seed {seed}: {verdict}", *verdict.lost])
         assert {name.partition(".conflict-")[0] for name in held} <= set(NAMES)
         assert beside <= told, "a conflict of which nothing was told"
         assert verdict.kept and verdict.known and verdict.widths

@@ -15,6 +15,7 @@ import pytest
 from tests.conflicts.conftest import BLIND, listed, plain
 from tests.faultshare.client import FaultShare
 from tests.mounting import NEVER_BY_ITSELF, Mounted, contents, merge
+from tests.waiting import wait_until
 from wbcache.errors import WbcacheError
 
 LOST = ["rename", "symlink", "utimens"]
@@ -91,6 +92,38 @@ def test_a_file_that_is_growing_is_removed(stage: Stage) -> None:
     stage.flush_into("write", "f", lambda top: (top / "f").unlink())
     assert stage.held() == {"f": b"before,ours"}
     assert [row["kind"] for row in listed(stage.mount)] == ["removed there"]
+
+
+@pytest.mark.parametrize("op", ["remove", "replace", "rename"])
+def test_what_is_seen_after_a_removal_was_not_known_to_it(
+    share: FaultShare, tmp_path: Path, op: str
+) -> None:
+    """A look that is under way when a name is removed or replaced here, and finds the other
+    writer's file, does not make that ours to remove."""
+    (share.backing / tmp_path.name).mkdir()
+    config = merge(NEVER_BY_ITSELF, {"share": {"attr_ttl": "0s", "dir_ttl": "1d"}})
+    with Mounted(share.mountpoint / tmp_path.name, config=config) as mount:
+        stage = Stage(share, mount)
+        (mount.path / "f").write_text("before")
+        (mount.path / "g").write_text("ours")
+        mount.flush()
+        replace(stage.backing)
+        rule = share.hang(["lookup"], stage.match("f"))
+        wait_until(lambda: (mount.path / "f").stat() and share.hung(), "it looks at the share")
+        if op == "remove":
+            (mount.path / "f").unlink()
+        elif op == "replace":
+            (mount.path / "new").write_text("ours")
+            (mount.path / "new").rename(mount.path / "f")
+        else:
+            (mount.path / "g").rename(mount.path / "f")
+        share.release(rule)
+        wait_until(lambda: not mount.status()["share"]["calls_under_way"], "it has looked")
+        mount.flush()
+        held = {plain(name): data for name, (_, data) in contents(stage.backing).items()}
+        assert held["f"] == b"theirs"
+        assert op == "remove" or held["f!"] == b"ours"
+        assert len(listed(mount)) == 1
 
 
 def test_a_file_is_replaced_while_ours_is_copied(stage: Stage) -> None:

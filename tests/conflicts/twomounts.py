@@ -161,6 +161,10 @@ class History:
     looks: dict[tuple[int, str], list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    lookups: dict[tuple[int, str], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Those looks that ask what a name means."""
     widths: list[float] = field(default_factory=list)
     """Seconds from a look at a name to the end of the rename or removal that relied on it."""
 
@@ -216,6 +220,8 @@ def _events(
     for op in ops:
         if op.op in ("lookup", "getattr", "open"):
             found.looks[mount, op.path].append((op.start, _end(op)))
+        if op.op == "lookup":
+            found.lookups[mount, op.path].append((op.start, _end(op)))
         if not op.effect:
             continue
         if op.op == "create":
@@ -232,15 +238,15 @@ def _events(
 def _look(found: History, mount: int, op: Op, name: str) -> float:
     """When the look began by which a rename or removal was decided.
 
-    The call itself looks names up once more. A rename looks at its source first, and nobody else
-    looks at a temporary.
+    The call itself looks its names up once more, a rename the old one first; and nobody else looks
+    at a temporary.
     """
     before, own = op.start, 1
     if op.op == "rename":
-        sources = [began for began, _ in found.looks[mount, op.path] if began <= op.start]
-        before, own = (max(sources), 0) if sources else (op.start, 1)
-    looks = [began for began, ended in found.looks[mount, name] if ended <= before]
-    return looks[-1 - own] if len(looks) > own else op.start
+        before = max(a for a, _ in found.lookups[mount, op.path] if a <= op.start)
+        own = 0
+    looks = [began for began, ended in found.lookups[mount, name] if ended <= before]
+    return looks[-1 - own]
 
 
 def _end(op: Op) -> float:
@@ -292,8 +298,26 @@ def judge(workers: list[Worker], found: History, held: dict[str, bytes]) -> Verd
         elif _came_in_between(key, found):
             verdict.window += 1
         else:
-            verdict.lost.append(f"content {key}: {found.stays.get(key)}")
+            verdict.lost.append(_story(key, by_name, found))
     return verdict
+
+
+def _story(key: int, by_name: dict[str, list[Action]], found: History) -> str:
+    """What happened around the names under which a content was."""
+    lines = [f"content {key}:"]
+    told: list[tuple[float, str]] = []
+    for stay in found.stays.get(key, ()):
+        low, high = stay.arrived[0] - 2, stay.left + 2
+        told.append((stay.arrived[0], f"on the share as {stay.name} until {stay.left:.3f}"))
+        told += [(a.began, str(a)) for a in by_name[stay.name] if low < a.began < high]
+        told += [
+            (t.began, str(t)) for t in found.takings if t.name == stay.name and low < t.began < high
+        ]
+        for mount in range(2):
+            looks = found.looks[mount, stay.name]
+            told += [(a, f"mount {mount} looks until {b:.3f}") for a, b in looks if low < a < high]
+    lines += [f"{at:.3f} {text}" for at, text in sorted(told)]
+    return "\n".join(lines)
 
 
 def _was_seen(key: int, by_name: dict[str, list[Action]], found: History) -> bool:
