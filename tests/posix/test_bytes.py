@@ -21,7 +21,12 @@ from tests.mounting import NEVER_BY_ITSELF, Mounted, merge
 from tests.waiting import wait_until
 
 LONGEST = 300_000
-SMALL_CACHE: dict[str, Any] = {"cache": {"size": 4096}}
+SMALL_CACHE: dict[str, Any] = {
+    "cache": {"size": "64MiB"},
+    "policies": [{"match": "filling", "flush": "never"}],
+}
+FILLING = 34 << 20
+"""Bytes that leave so little room in the small cache that whatever is clean is evicted."""
 AT_ONCE: dict[str, Any] = {"flush": {"idle_delay": "50ms", "max_age": "150ms"}}
 EVICTED = 64 << 10
 """Bytes that may remain of the cache files when everything clean is gone."""
@@ -149,7 +154,7 @@ class ByteTester:
         """Wait until the cache holds nothing that the share has too."""
         self.flush()
         self.history.append("evict")
-        wait_until(lambda: _room_taken(self._mount.cache_dir) < EVICTED, "clean bytes are evicted")
+        wait_until(lambda: _room_taken(self._mount.cache_dir) < FILLING + EVICTED, "clean bytes go")
         self.forget()
 
 
@@ -191,6 +196,9 @@ def play(
     mount: Mounted, seed: int, length: int, extra: dict[Callable[[ByteTester], None], int]
 ) -> None:
     """Random operations, then a flush after which the share must hold the same."""
+    filling = mount.path / "filling"
+    if "policies" in mount.config and not filling.exists():
+        filling.write_bytes(bytes(FILLING))
     rng = random.Random(seed)
     tester = ByteTester(mount, f"file{seed}", rng)
     weights = {**WEIGHTS, **extra}

@@ -31,7 +31,8 @@ SEARCH_INTERVAL = 2.0
 """Seconds between two searches among all files while somebody waits for room."""
 
 SCRAPS = 1 << 20
-"""Fewer clean bytes are left in a file that is open: its writers would have to wait for them."""
+"""Fewer clean bytes (in a small cache, less than a 2,048th of it) are left in an open file: its
+writers would have to wait while they are given back."""
 
 _BATCH = 500
 
@@ -53,10 +54,11 @@ class Evictor:
             with trio.move_on_after(INTERVAL):
                 await self._space.wanted.wait()
             await trio.sleep(max(PAUSE, 5 * took))
-            self._space.wanted = trio.Event()
             began = self._volume.clock()
             await self._make_room()
             took = self._volume.clock() - began
+            if not self._space.waiting:
+                self._space.wanted = trio.Event()
 
     async def _make_room(self) -> None:
         space = self._space
@@ -117,6 +119,7 @@ class Evictor:
     async def _evict(self, nodes: dict[Node, None], excess: int) -> int:
         """The same among some nodes, in this order."""
         volume, freed = self._volume, 0
+        scraps = min(SCRAPS, self._space.limit >> 11)
         for node in nodes:
             if freed >= excess:
                 break
@@ -127,7 +130,7 @@ class Evictor:
             if node.dirty is None and not node.handles and not node.busy:
                 self._drop(node)
                 freed += before
-            elif not node.handles or content.clean.size(node.size) >= SCRAPS:
+            elif not node.handles or content.clean.size(node.size) >= scraps:
                 await self._punch(node, content)
                 freed += before - content.blocks
             await trio.lowlevel.checkpoint()
