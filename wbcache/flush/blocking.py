@@ -410,9 +410,10 @@ def open_for_update(
     try:
         file = calls.open_file(parent, name, os.O_RDWR)
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+        st = calls.lstat_or_none(parent, name)
+        if st is not None and not stat.S_ISREG(st.st_mode):
             raise ConflictError from None
-        raise
+        raise error from None
     st = os.fstat(file.fd)
     if not accepts(st):
         raise ConflictError
