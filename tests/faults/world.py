@@ -18,6 +18,9 @@ from wbcache.filesystem.attributes import Changes
 from wbcache.node import Directory, Node
 from wbcache.share.capabilities import Capabilities
 
+ID = b"id-test"
+"""The file by which the share is known."""
+
 OLD = 987_654_321_000_000_000
 """An mtime that nothing gets by itself, nanoseconds."""
 
@@ -36,7 +39,8 @@ class _World(SteppedWorld):
 
     def start(self) -> None:
         super().start()
-        cast(FaultyShare, self.volume.share).injector = self._injector
+        share = cast(FaultyShare, self.volume.share)
+        share.injector, share.id_name = self._injector, ID
 
 
 class FaultyWorld:
@@ -223,6 +227,8 @@ class FaultyWorld:
             os.mkdir(f"{top}/to-move")
             put(f"{top}/to-move/inside", b"inside")
             os.symlink("before", f"{top}/link-to-replace")
+        os.mkdir(f"{self.share}/.wbcache")
+        put(f"{self.share}/.wbcache/{ID.decode()}", b"{}")
         self.start()
 
         async def look() -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import trio
 
 from wbcache import mounts
-from wbcache.daemon.binding import Binder, Binding
+from wbcache.daemon.binding import Binder, Binding, id_name
 from wbcache.daemon.lock import CacheLock
 from wbcache.errors import SourceError, WbcacheError
 from wbcache.flush.flusher import Flusher
@@ -177,6 +177,7 @@ class Attachment:
         if binding.foreign_temporaries:
             self._loaded.temporaries.clear()
         volume.temporary_names = TemporaryNames(binding.uuid[:8], self._binder.epoch)
+        volume.share.id_name = None if binding.read_only else id_name(binding.uuid)
         volume.capabilities = binding.capabilities
         volume.read_only = binding.read_only
         self.warnings = binding.warnings
@@ -201,6 +202,8 @@ class Attachment:
         while True:
             await share.doubted.wait()
             share.doubted = trio.Event()
+            if share.is_missing:
+                return
             try:
                 await share.probe()
             except OSError as error:
@@ -239,6 +242,8 @@ class Attachment:
         return result[0]
 
     def _lost_text(self) -> str:
+        if self._volume.share.is_missing:
+            return "our id file is not in its .wbcache/ any more"
         text = "its mount is gone"
         if self._over_source:
             text += (

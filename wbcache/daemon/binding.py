@@ -185,14 +185,15 @@ class Binder:
         return own
 
 
-def _id_name(uuid: str) -> bytes:
+def id_name(uuid: str) -> bytes:
+    """The name of a cache's id file in our own directory on the share."""
     return f"id-{uuid}.json".encode()
 
 
 def _read_id(root: Descriptor, uuid: str) -> dict[str, object] | None:
     try:
         own = calls.open_directory(root, OWN_DIRECTORY)
-        file = calls.open_file(own, _id_name(uuid), os.O_RDONLY)
+        file = calls.open_file(own, id_name(uuid), os.O_RDONLY)
         found = json.loads(calls.pread(file, 1 << 16, 0))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -215,7 +216,7 @@ def _write_id(root: Descriptor, uuid: str, record: dict[str, object]) -> Descrip
     file = calls.create(own, temporary, 0o644)
     calls.pwrite_all(file, memoryview(json.dumps(record).encode()), 0)
     os.fsync(file.fd)
-    calls.rename(own, temporary, own, _id_name(uuid))
+    calls.rename(own, temporary, own, id_name(uuid))
     return own
 
 

@@ -41,7 +41,8 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
         if failed:
             await trio.sleep(RETRY)
         elif len(later) == len(loaded.intents):
-            # Their directories are gone, and whatever was done in them.
+            # Their directories are gone, and whatever was done in them: it was made sure that the
+            # share is there.
             for identity, intent in later:
                 settler.forget(identity, intent)
             break

@@ -207,7 +207,7 @@ class Listings:
         await self._settled()
         began = self._volume.share_clock
         parent = await self._share.directory(directory)
-        st = await self._share.look(calls.lstat_or_none, parent, name)
+        st = await self._share.stat(parent, name)
         if directory.share.get(name) is not node or self._pinned(directory, name, began):
             return
         if st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(node.mode):
@@ -336,7 +336,11 @@ class Listings:
     async def _scan(self, directory: Directory) -> list[calls.Entry]:
         parent = await self._share.directory(directory)
         try:
-            return await self._share.fetch(calls.scan, parent)
+            entries = await self._share.fetch(calls.scan, parent)
+            if not directory.share.keys() <= {entry.name for entry in entries}:
+                await self._share.confirm()
+                entries = await self._share.fetch(calls.scan, parent)
+            return entries
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 self._share.forget_directory(directory)

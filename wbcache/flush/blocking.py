@@ -219,9 +219,15 @@ def move(
         st = calls.lstat_or_none(target, new)
         if st is None:
             raise
-        if is_ours(st) and _is_same(source, old, st):
-            calls.unlink(source, old)  # linked, and the answer was lost
-            return
+        if is_ours(st):
+            left = calls.lstat_or_none(source, old)
+            if left is not None and os.path.samestat(left, st):
+                calls.unlink(source, old)  # linked, and the answer was lost
+                return
+            if left is None:
+                return  # moved, and the answer was lost
+        if may_replace is not None and may_replace(st):
+            raise  # it has no reason to say so
         raise ConflictError from None
     except FileNotFoundError:
         st = calls.lstat_or_none(target, new)
@@ -263,11 +269,6 @@ def _move_to_free_name(
     if calls.lstat_or_none(target, new) is not None:
         raise FileExistsError
     calls.rename(source, old, target, new)
-
-
-def _is_same(source: Descriptor, old: bytes, st: os.stat_result) -> bool:
-    left = calls.lstat_or_none(source, old)
-    return left is not None and (left.st_ino, left.st_dev) == (st.st_ino, st.st_dev)
 
 
 def make_link(
@@ -327,21 +328,23 @@ def is_empty(parent: Descriptor, name: bytes) -> bool:
     return not calls.scan(calls.open_directory(parent, name))
 
 
-def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
-    """Remove a file that is as we know it; one that is gone is fine."""
+def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> bool:
+    """Remove a file that is as we know it; returns whether it was there."""
     st = calls.lstat_or_none(parent, name)
     if st is None:
-        return
+        return False
     if stat.S_ISDIR(st.st_mode) or not accepts(st):
         raise ConflictError
     try:
         calls.unlink(parent, name)
     except FileNotFoundError:
-        pass
+        return False
+    return True
 
 
-def remove_directory(parent: Descriptor, name: bytes, is_ours: Callable[[bytes], bool]) -> None:
-    """Remove an empty directory; one that is gone is fine, one with somebody's files a conflict.
+def remove_directory(parent: Descriptor, name: bytes, is_ours: Callable[[bytes], bool]) -> bool:
+    """Remove an empty directory; returns whether it was there. One with somebody's files is a
+    conflict.
 
     Temporaries for which ``is_ours`` holds go with it.
     """
@@ -349,8 +352,10 @@ def remove_directory(parent: Descriptor, name: bytes, is_ours: Callable[[bytes],
         try:
             calls.rmdir(parent, name)
         except FileNotFoundError:
-            return
+            return False
         except NotADirectoryError:
+            if stat.S_ISDIR(calls.lstat(parent, name).st_mode):
+                raise
             raise ConflictError from None
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -364,22 +369,25 @@ def remove_directory(parent: Descriptor, name: bytes, is_ours: Callable[[bytes],
             for temporary in names:
                 remove_temporary(directory, temporary)
         else:
-            return
+            break
+    return True
 
 
-def remove_temporary(parent: Descriptor, name: bytes) -> None:
-    """Remove a temporary of ours: a file, or a directory that never got its name."""
+def remove_temporary(parent: Descriptor, name: bytes) -> bool:
+    """Remove a temporary of ours: a file, or a directory that never got its name. Returns whether
+    it was there."""
     try:
         calls.unlink(parent, name)
     except FileNotFoundError:
-        pass
+        return False
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.EPERM):
             raise
         try:
             calls.rmdir(parent, name)
         except FileNotFoundError:
-            pass
+            return False
+    return True
 
 
 def set_attributes(

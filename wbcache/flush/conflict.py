@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from wbcache.journal import ConflictRow
 from wbcache.node import Directory, Node
-from wbcache.share import calls
 from wbcache.tree import Name
 from wbcache.volume import Volume
 
@@ -60,7 +59,7 @@ async def settle_conflict(volume: Volume, node: Node | None, at: Name) -> None:
     """
     tree, (directory, name) = volume.tree, at
     parent = await volume.share.directory(directory, flush=True)
-    st = await volume.share.work(calls.lstat_or_none, parent, name)
+    st = await volume.share.stat(parent, name, flush=True)
     now = volume.clock()
     tree.next_seq()
     old = directory.share.get(name)

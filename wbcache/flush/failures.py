@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -28,7 +29,6 @@ from wbcache.flush.plan import (
 )
 from wbcache.flush.settling import Settler
 from wbcache.node import Directory, Node
-from wbcache.share import calls
 from wbcache.tree import Item, Name
 from wbcache.volume import Volume
 
@@ -96,10 +96,18 @@ class Failures:
             return error
         return None
 
-    def source_gone(self, step: Rename | Park) -> None:
+    async def source_gone(self, step: Rename | Park) -> OSError | None:
         """What we were to rename is not there: somebody else removed or moved it."""
-        at = step.old if isinstance(step, Rename) else step.at
-        self._gone(*at)
+        directory, name = step.old if isinstance(step, Rename) else step.at
+        share = self._volume.share
+        try:
+            parent = await share.directory(directory, flush=True)
+            if await share.stat(parent, name, flush=True) is not None:
+                return OSError(errno.EAGAIN, "it is there after all")
+        except OSError as error:
+            return error
+        self._gone(directory, name)
+        return None
 
     def note(self, item: Item, step: Step, error: OSError) -> None:
         """A step failed: its item is tried again, or quarantined when the share refuses it."""
@@ -143,7 +151,7 @@ class Failures:
                     if known is None or known.busy or name in parent.arriving:
                         break
                     descriptor = await share.directory(parent, flush=True)
-                    st = await share.work(calls.lstat_or_none, descriptor, name)
+                    st = await share.stat(descriptor, name, flush=True)
                     if parent.share.get(name) is not known or known.busy:
                         break
                     if st is None or stat.S_IFMT(st.st_mode) != stat.S_IFMT(known.mode):

@@ -432,7 +432,7 @@ class Flusher:
             pass
         except blocking.LostTemporaryError:
             if isinstance(step, Rename | Park):
-                self.failures.source_gone(step)
+                return await self.failures.source_gone(step)
         except OSError as caught:
             return caught
         except Exception as caught:

@@ -6,6 +6,7 @@ thread, and takes the outcome over into the share view.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from functools import partial
@@ -100,6 +101,8 @@ class NameFlusher:
                     noreplace=False,
                     link=False,
                 )
+                if not await self._share.work(calls.is_link_to, parent, name, node.target):
+                    raise OSError(errno.EAGAIN, "the new link is not there")
         attributes = self._files.attributes(node, new=True)
         if volume.capabilities.chown and volume.capabilities.link_attributes:
             attributes = attributes._replace(owner=(node.uid, node.gid))
@@ -189,14 +192,13 @@ class NameFlusher:
         parent = await share.directory(directory, flush=True)
         if isinstance(node, Directory):
             # What was on its way into it, and is not needed any more, may still lie there.
-            await share.work(
-                blocking.remove_directory, parent, name, volume.temporary_names.is_ours
-            )
+            is_ours = volume.temporary_names.is_ours
+            await share.remove(blocking.remove_directory, parent, name, is_ours)
         else:
             accepts = self._files.accepts(node)
             if volume.temporary_names.is_ours(name):
                 accepts = _is_anything  # it was parked there, and is nobody else's
-            await share.work(blocking.remove_file, parent, name, accepts)
+            await share.remove(blocking.remove_file, parent, name, accepts)
         self._tree.set_share(directory, name, None, volume.clock())
         volume.changed_on_share(directory, name)
         volume.commit_outcome(at, node)

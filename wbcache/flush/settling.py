@@ -66,7 +66,7 @@ class Settler:
 
     async def _stat(self, at: Name) -> os.stat_result | None:
         parent = await self._volume.share.directory(at[0], flush=True)
-        return await self._volume.share.work(calls.lstat_or_none, parent, at[1])
+        return await self._volume.share.stat(parent, at[1], flush=True)
 
     async def _published(self, node: Node, at: Name, signature: Signature) -> None:
         if at[0].share.get(at[1]) is node and node.base == signature:

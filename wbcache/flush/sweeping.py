@@ -68,7 +68,7 @@ class Sweeper:
         try:
             if directory.on_share:
                 parent = await volume.share.directory(directory, flush=True)
-                await volume.share.work(blocking.remove_temporary, parent, name)
+                await volume.share.remove(blocking.remove_temporary, parent, name)
         except FileNotFoundError:
             pass
         except OSError as error:

@@ -100,6 +100,12 @@ def scan(directory: Descriptor) -> list[Entry]:
         os.close(fd)
 
 
+def find(directory: Descriptor, inner: bytes, name: bytes) -> None:
+    """Raise FileNotFoundError or NotADirectoryError unless a directory in this one has a file of
+    that name. It is opened: a network file system then asks the server."""
+    open_file(open_directory(directory, inner), name, os.O_RDONLY)
+
+
 def open_file(parent: Descriptor, name: bytes, flags: int) -> Descriptor:
     """Open a regular file; anything else in its place is EINVAL, and is not opened: opening a
     planted fifo or device may do something by itself."""

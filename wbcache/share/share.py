@@ -9,6 +9,7 @@ the share that the cache belongs to; `find_out` is for those who see to that.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import time
@@ -24,6 +25,9 @@ from wbcache.node import Directory, Node
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.health import Health
+from wbcache.share.names import OWN_DIRECTORY
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +66,10 @@ class Share:
         self.lookup_deadline = lookup_deadline
         self.deadline = deadline
         self.health = Health(clock)
+        self.id_name: bytes | None = None
+        """The file in our own directory that tells that this is the share; None: there is none."""
+        self.is_missing = False
+        """It was not there when it was last looked for."""
         self.stable_ino = False
         """Whether the share's inode numbers tell one file from another for good."""
         self._moves = 0
@@ -194,6 +202,41 @@ class Share:
             directory.share_dirfd = None
         self._directories.clear()
 
+    async def stat(
+        self, parent: Descriptor, name: bytes, *, flush: bool = False
+    ) -> os.stat_result | None:
+        """Attributes of a name; None when it is certain that there is no such name."""
+        ask = self.work if flush else self.look
+        st = await ask(calls.lstat_or_none, parent, name)
+        if st is None and self.id_name is not None:
+            await self.confirm(flush=flush)
+            st = await ask(calls.lstat_or_none, parent, name)
+        return st
+
+    async def remove(self, call: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make a call that removes something and returns whether it was there; that it was not is
+        not believed at once."""
+        if not await self.work(call, *args, **kwargs):
+            await self.confirm(flush=True)
+            await self.work(call, *args, **kwargs)
+
+    async def confirm(self, *, flush: bool = False) -> None:
+        """Something was not found: see that the share is there, before one asks again.
+
+        A directory on which the network mount is missing has no names at all, and some servers
+        answer so while they start. Raises OSError (ENOTCONN) when our id file isn't found either.
+        """
+        if self.id_name is None:
+            return  # nothing would tell
+        ask = self.work if flush else self.look
+        try:
+            await ask(calls.find, self.root, OWN_DIRECTORY, self.id_name)
+        except (FileNotFoundError, NotADirectoryError):
+            self.is_missing = True
+            self.doubted.set()
+            raise OSError(errno.ENOTCONN, "the share is not there") from None
+        self.is_missing = False
+
     # -- directories ---------------------------------------------------------------------------
 
     async def directory(self, directory: Directory, *, flush: bool = False) -> Descriptor:
@@ -202,6 +245,7 @@ class Share:
         It stays right when we rename the directory there. Raises FileNotFoundError when the
         directory is not on the share.
         """
+        is_there = self.id_name is None
         for _ in range(8):
             found = directory.share_dirfd
             if found is not None:
@@ -228,7 +272,10 @@ class Share:
                 if any(node in self._moving for node, _ in chain):
                     await self._after_move(math.inf if flush else self.lookup_deadline)
                 elif moves == self._moves:
-                    raise
+                    if is_there:
+                        raise
+                    await self.confirm(flush=flush)
+                    is_there = True
                 continue  # it was just being moved
             if moves != self._moves:
                 continue  # a directory on the way may have been another one by now
