@@ -91,10 +91,20 @@ class Injector:
         if fault.after:
             self._inside = False
             try:
-                call()
+                result = call()
             finally:
                 self._inside = True
+            if operation in ("open", "create", "look up", "list"):
+                _discard(result)
         raise OSError(fault.errno, os.strerror(fault.errno))
+
+
+def _discard(result: object) -> None:
+    """Nobody will get what a call returned."""
+    if isinstance(result, int):
+        os.close(result)
+    elif hasattr(result, "close"):
+        result.close()
 
 
 def _named(operation: str, path: bytes) -> str:
@@ -132,7 +142,7 @@ class _Os:
             return on_name
         return real
 
-    def open(self, path: bytes, flags: int, *args: Any, dir_fd: int) -> int:
+    def open(self, path: str | bytes, flags: int, *args: Any, dir_fd: int | None = None) -> int:
         if flags & os.O_CREAT:
             operation = "create"
         elif flags & os.O_PATH:

@@ -95,16 +95,16 @@ OPERATIONS: dict[str, Callable[[Descriptor, bytes], object]] = {
     "set times": lambda at, name: calls.set_times(at, name, 10**17, 10**17),
     "read attributes": lambda at, name: blocking.read_xattrs(at, name),
     "set attributes of a file": lambda at, name: blocking.set_attributes(
-        at, name, EVERYTHING, stat.S_IFREG
+        at, name, EVERYTHING, blocking.Attempts(), stat.S_IFREG
     ),
     "set attributes of a directory": lambda at, name: blocking.set_attributes(
-        at, name, EVERYTHING, stat.S_IFDIR
+        at, name, EVERYTHING, blocking.Attempts(), stat.S_IFDIR
     ),
     "set attributes of a link": lambda at, name: blocking.set_attributes(
-        at, name, EVERYTHING, stat.S_IFLNK
+        at, name, EVERYTHING, blocking.Attempts(), stat.S_IFLNK
     ),
     "make a directory": lambda at, name: blocking.make_directory(
-        at, name, 0o777, OWNERSHIP, chmod=True
+        at, name, 0o777, OWNERSHIP, blocking.Attempts(), chmod=True
     ),
     "make a link": lambda at, name: blocking.make_symlink(at, name, b"elsewhere"),
     "link": lambda at, name: blocking.make_link(at, name, at, b"new", accept),

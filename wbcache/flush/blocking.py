@@ -10,11 +10,14 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
+from wbcache.flush.errors import NOT_SETTABLE
 from wbcache.node import Signature
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
+
+P = ParamSpec("P")
 
 CHUNK = 8 << 20
 """Bytes moved in one go: bounds both memory and the time until a hang is noticed."""
@@ -112,39 +115,70 @@ def same_range(source: int, target: Descriptor, start: int, stop: int) -> bool:
     return True
 
 
-def apply(path: str, attributes: Attributes) -> None:
+XATTRS = "extended attributes"
+
+
+class Attempts:
+    """Sets attributes, and goes on without those that a file on the share can't have: its bytes
+    matter more."""
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[str, OSError]] = []
+        """What could not be set, in words, and why."""
+
+    def __call__(
+        self, what: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Make a call that sets something."""
+        try:
+            call(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in NOT_SETTABLE:
+                raise
+            self.refused.append((what, error.with_traceback(None)))
+
+
+def apply(path: str, attributes: Attributes, attempt: Attempts) -> None:
     """Set attributes through a /proc/self/fd path. Owner first, since it clears set-id bits."""
     if attributes.owner is not None:
-        os.chown(path, *attributes.owner)
+        attempt("owner", os.chown, path, *attributes.owner)
     if attributes.mode is not None:
-        os.chmod(path, attributes.mode)
+        attempt("mode", os.chmod, path, attributes.mode)
     for name, value in attributes.xattrs.items():
         if value is not None:
-            os.setxattr(path, name, value)
+            attempt(XATTRS, os.setxattr, path, name, value)
         else:
-            try:
-                os.removexattr(path, name)
-            except OSError as error:
-                if error.errno != errno.ENODATA:
-                    raise
+            attempt(XATTRS, _remove_xattr, path, name)
     if attributes.times is not None:
-        os.utime(path, ns=attributes.times)
+        attempt("times", os.utime, path, ns=attributes.times)
+
+
+def _remove_xattr(path: str, name: bytes) -> None:
+    try:
+        os.removexattr(path, name)
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
 
 
 def finish(
-    file: Descriptor, size: int, attributes: Attributes, ownership: Ownership | None = None
+    file: Descriptor,
+    size: int,
+    attributes: Attributes,
+    attempt: Attempts,
+    ownership: Ownership | None = None,
 ) -> os.stat_result:
     """Complete a file: attributes, then fsync; returns what the share reports of it.
 
     ``ownership`` is that of a temporary.
     """
     path = calls.proc_path(file)
-    apply(path, attributes)
+    apply(path, attributes, attempt)
     os.fsync(file.fd)
     st = os.fstat(file.fd)
-    if ownership is not None and not ownership.fits(st):
-        os.chown(path, ownership.uid, ownership.gid)
-        os.chmod(path, ownership.mode)
+    if ownership is not None and not ownership.fits(st) and not attempt.refused:
+        attempt("owner", os.chown, path, ownership.uid, ownership.gid)
+        attempt("mode", os.chmod, path, ownership.mode)
         st = os.fstat(file.fd)
     if st.st_size != size:
         raise OSError(errno.EIO, f"the share reports {st.st_size} bytes instead of {size}")
@@ -153,12 +187,17 @@ def finish(
 
 
 def finish_in_place(
-    file: Descriptor, size: int, attributes: Attributes, parent: Descriptor, name: bytes
+    file: Descriptor,
+    size: int,
+    attributes: Attributes,
+    attempt: Attempts,
+    parent: Descriptor,
+    name: bytes,
 ) -> os.stat_result:
     """Complete a file that was changed under its name; raises ConflictError when the name means
     another one by now, FileNotFoundError when it means nothing: nobody will see what was written.
     """
-    st = finish(file, size, attributes)
+    st = finish(file, size, attributes, attempt)
     shown = calls.lstat(parent, name)
     if not os.path.samestat(shown, st) and not _same_size(shown, st):
         raise ConflictError
@@ -298,7 +337,13 @@ def make_symlink(parent: Descriptor, name: bytes, target: bytes) -> None:
 
 
 def make_directory(
-    parent: Descriptor, name: bytes, mode: int, ownership: Ownership | None, *, chmod: bool
+    parent: Descriptor,
+    name: bytes,
+    mode: int,
+    ownership: Ownership | None,
+    attempt: Attempts,
+    *,
+    chmod: bool,
 ) -> tuple[os.stat_result, bool]:
     """Make a directory; returns its attributes and whether it was new."""
     new = True
@@ -319,7 +364,7 @@ def make_directory(
     if owner is None and not wrong:
         return st, True
     made = calls.open_directory(parent, name)
-    apply(calls.proc_path(made), Attributes(mode if wrong else None, owner, None, {}))
+    apply(calls.proc_path(made), Attributes(mode if wrong else None, owner, None, {}), attempt)
     return calls.lstat(parent, name), True
 
 
@@ -391,7 +436,7 @@ def remove_temporary(parent: Descriptor, name: bytes) -> bool:
 
 
 def set_attributes(
-    parent: Descriptor, name: bytes, attributes: Attributes, kind: int
+    parent: Descriptor, name: bytes, attributes: Attributes, attempt: Attempts, kind: int
 ) -> tuple[os.stat_result, os.stat_result]:
     """Set a name's attributes; returns what the share reported before and after.
 
@@ -403,11 +448,11 @@ def set_attributes(
         raise FileNotFoundError(errno.ENOENT, "something else is there", os.fsdecode(name))
     if kind == stat.S_IFLNK:
         if attributes.owner not in (None, (before.st_uid, before.st_gid)):
-            calls.set_owner(parent, name, *attributes.owner)
+            attempt("owner", calls.set_owner, parent, name, *attributes.owner)
         if attributes.times is not None:
-            calls.set_times(parent, name, *attributes.times)
+            attempt("times", calls.set_times, parent, name, *attributes.times)
     else:
-        apply(calls.proc_path(held), attributes)
+        apply(calls.proc_path(held), attributes, attempt)
     return before, calls.lstat(parent, name)
 
 

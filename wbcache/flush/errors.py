@@ -19,6 +19,9 @@ REFUSED = frozenset(
 )
 """The share will not take it, however often it is tried: quarantine."""
 
+NOT_SETTABLE = frozenset({errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.E2BIG, errno.ERANGE})
+"""As an answer to the setting of an attribute: this file on the share can't have it."""
+
 SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The share is full: tried again until somebody makes room."""
 

@@ -8,22 +8,25 @@ the share does not have.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
-from collections.abc import Mapping
 
 import trio
 
 from wbcache.extents import END, Extents
 from wbcache.flush import blocking
-from wbcache.flush.blocking import CHUNK, Accepts, Attributes, ConflictError, Ownership
+from wbcache.flush.attributes import AttributeSender
+from wbcache.flush.blocking import (
+    CHUNK,
+    Accepts,
+    Attempts,
+    ConflictError,
+)
 from wbcache.flush.transfer import SupersededError, Transfer
 from wbcache.journal import Intent
 from wbcache.node import (
-    META_MODE,
-    META_OWNER,
     META_TIMES,
-    META_XATTR,
     Content,
     Directory,
     Node,
@@ -33,6 +36,8 @@ from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.tree import Name
 from wbcache.volume import Volume
+
+log = logging.getLogger(__name__)
 
 ROUNDS = 3
 """After so many rounds of copying what was written meanwhile the writers are blocked briefly."""
@@ -48,6 +53,7 @@ class FileFlusher:
         self._volume = volume
         self._tree = volume.tree
         self._share = volume.share
+        self.sender = AttributeSender(volume)
         self.bytes_sent = 0
         self.transfers: set[Node] = set()
         """Files of which the share has a temporary, complete or not."""
@@ -109,51 +115,31 @@ class FileFlusher:
 
     # -- attributes ----------------------------------------------------------------------------
 
-    def attributes(self, node: Node, *, new: bool) -> Attributes:
-        """What the share's file shall have, of what the share can hold."""
-        can, meta = self._volume.capabilities, node.meta
-        if node.is_symlink and not can.link_attributes:
-            return Attributes(None, None, None, {})
-        owner = None
-        if can.chown and (meta & META_OWNER or (new and node.uid | node.gid)):
-            owner = (node.uid, node.gid)
-        set_id = node.mode & 0o7000
-        mode = None
-        if can.chmod and (meta & META_MODE or owner is not None or (new and set_id)):
-            mode = stat.S_IMODE(node.mode)
-        xattrs: dict[bytes, bytes | None] = {}
-        if can.xattr and (meta & META_XATTR) and node.xattrs:
-            xattrs = dict(node.xattrs)
-        times = None
-        if (new or meta & META_TIMES) and not _is_changing(node):
-            times = (node.atime, node.mtime)
-        return Attributes(mode, owner, times, xattrs)
-
-    def ownership(self, node: Node) -> Ownership | None:
-        """What something new on the share must have in the end, where the share lets us say."""
-        if not self._volume.capabilities.chown:
-            return None
-        return Ownership(node.uid, node.gid, stat.S_IMODE(node.mode))
-
     async def set_attributes(self, node: Node, at: Name) -> None:
         """Bring a node's attributes to the share."""
         directory, name = at
-        attributes = self.attributes(node, new=False)
+        attributes = self.sender.attributes(node, new=False)
         self._tree.snapshot(node)
-        meta, xattrs = self.take(node)
+        meta, xattrs = self.sender.take(node)
         try:
             if not node.is_dir and node.base is not None and attributes.times is not None:
                 await self._announce(
                     node, at, "attributes", Signature(node.base.size, node.mtime, node.base.ino)
                 )
             parent = await self._share.directory(directory, flush=True)
+            attempt = Attempts()
             before, after = await self._share.work(
-                blocking.set_attributes, parent, name, attributes, stat.S_IFMT(node.mode)
+                blocking.set_attributes,
+                parent,
+                name,
+                attributes,
+                attempt,
+                stat.S_IFMT(node.mode),
             )
         except BaseException:
-            self.put_back(node, meta)
+            self.sender.put_back(node, meta)
             raise
-        self.delivered(node, meta, xattrs)
+        self.sender.delivered(node, meta, self.sender.kept_here(node, xattrs, attempt))
         if node.base is None or self.accepts(node)(before):
             node.base = self._volume.signature(after)
             node.attrs_at = self._volume.clock()
@@ -167,27 +153,6 @@ class FileFlusher:
                 journal.drop_xattrs(node.ino)
 
         self._volume.commit_outcome(node, extra=store)
-
-    def take(self, node: Node) -> tuple[int, dict[bytes, bytes | None]]:
-        """The attributes that a step is about to bring to the share: bits of `meta`, and xattrs.
-
-        Until the answer they stay in the journal, and the xattrs are still what the mount shows.
-        """
-        kept = META_TIMES if _is_changing(node) else 0
-        meta, node.meta = node.meta & ~kept, node.meta & kept
-        node.sending |= meta
-        return meta, dict(node.xattrs or {}) if self._volume.capabilities.xattr else {}
-
-    def put_back(self, node: Node, meta: int) -> None:
-        """The share did not take them."""
-        node.sending &= ~meta
-        node.meta |= meta
-
-    def delivered(self, node: Node, meta: int, xattrs: Mapping[bytes, bytes | None]) -> None:
-        """The share has them; what was changed meanwhile is still to be sent."""
-        node.sending &= ~meta
-        left = (node.xattrs or {}).items()
-        node.xattrs = {n: v for n, v in left if n not in xattrs or xattrs[n] != v} or None
 
     async def _announce(self, node: Node, at: Name, kind: str, signature: Signature) -> None:
         """Record durably what the share is about to show under a name."""
@@ -278,15 +243,17 @@ class FileFlusher:
                     await self._send_from(node, transfer, frozen.source, file, start, stop)
         if transfer.size < longest:
             await self._share.work(os.ftruncate, file.fd, transfer.size)
-        attributes = self.attributes(node, new=True)
+        attributes = self.sender.attributes(node, new=True)
         if carried:
             attributes = attributes._replace(xattrs={**carried, **attributes.xattrs})
         if not attributes.mode and not node.mode & 0o200 and volume.capabilities.chmod:
             attributes = attributes._replace(mode=stat.S_IMODE(node.mode))
-        transfer.meta, transfer.xattrs = self.take(node)
+        transfer.meta, transfer.xattrs = self.sender.take(node)
+        attempt, ownership = Attempts(), self.sender.ownership(node)
         st = await self._share.work(
-            blocking.finish, file, transfer.size, attributes, self.ownership(node)
+            blocking.finish, file, transfer.size, attributes, attempt, ownership
         )
+        transfer.xattrs = self.sender.kept_here(node, transfer.xattrs, attempt)
         transfer.signature, transfer.times = volume.signature(st), attributes.times
 
     async def _data(
@@ -342,7 +309,7 @@ class FileFlusher:
         content = transfer.content
         content.redirty = tuple(r for r in content.redirty if r is not transfer.redirty)
         self._volume.unpin(content)
-        self.put_back(node, transfer.meta)
+        self.sender.put_back(node, transfer.meta)
         self._volume.strays.append((transfer.directory, transfer.temporary))
 
     async def publish(self, node: Node, to: Name, occupant: Node | None) -> None:
@@ -391,7 +358,7 @@ class FileFlusher:
         node.transfer = None
         self.transfers.discard(node)
         tree.skipped.arrived(node)
-        self.delivered(node, transfer.meta, transfer.xattrs)
+        self.sender.delivered(node, transfer.meta, transfer.xattrs)
         others = self.claim(node, to, signature)
         self._published(node, transfer)
         volume.changed_on_share(directory, name)
@@ -511,16 +478,17 @@ class FileFlusher:
                     self._sent(end - chunk)
             if max([fresh, *(stop for _, stop in parts)]) < size:
                 await share.work(os.ftruncate, file.fd, size)
-            attributes = self.attributes(node, new=True)
-            meta, xattrs = self.take(node)
+            attributes = self.sender.attributes(node, new=True)
+            meta, xattrs = self.sender.take(node)
             try:
+                attempt = Attempts()
                 st = await share.work(
-                    blocking.finish_in_place, file, size, attributes, parent, name
+                    blocking.finish_in_place, file, size, attributes, attempt, parent, name
                 )
             except BaseException:
-                self.put_back(node, meta)
+                self.sender.put_back(node, meta)
                 raise
-            self.delivered(node, meta, xattrs)
+            self.sender.delivered(node, meta, self.sender.kept_here(node, xattrs, attempt))
         except ConflictError:
             node.sent = ()  # nothing that we sent is there
             volume.journal.drop_intents_of(node.ino)
@@ -565,11 +533,6 @@ def _note_times(node: Node, sent: tuple[int, int] | None) -> None:
     """What was written during a flush may have been cut off again: only its time is left of it."""
     if not node.content_dirty and sent is not None and sent[1] != node.mtime:
         node.meta |= META_TIMES
-
-
-def _is_changing(node: Node) -> bool:
-    """Whether names will still be made or removed in a directory, which changes its times."""
-    return isinstance(node, Directory) and node.unsynced > 0
 
 
 def _explains(known: Signature, found: Signature, base: Signature | None) -> bool:

@@ -12,6 +12,7 @@ import stat
 from functools import partial
 
 from wbcache.flush import blocking
+from wbcache.flush.blocking import Attempts
 from wbcache.flush.files import FileFlusher
 from wbcache.journal import Intent
 from wbcache.node import Directory, Node, Signature
@@ -28,6 +29,7 @@ class NameFlusher:
         self._tree = volume.tree
         self._share = volume.share
         self._files = files
+        self._sender = files.sender
 
     async def make_directory(self, node: Directory, to: Name, *, temporary: bool) -> None:
         """Make a directory: under its own name, or under a temporary one beside its target."""
@@ -39,14 +41,17 @@ class NameFlusher:
         self._tree.snapshot(node)
         self._intend(node, (parent, name))
         descriptor = await self._share.directory(parent, flush=True)
+        attempt = Attempts()
         st, new = await self._share.work(
             blocking.make_directory,
             descriptor,
             name,
             stat.S_IMODE(node.mode),
-            self._files.ownership(node),
+            self._sender.ownership(node),
+            attempt,
             chmod=volume.capabilities.chmod,
         )
+        self._sender.kept_here(node, {}, attempt)
         now = volume.clock()
         node.base = volume.signature(st)
         node.attrs_at = now
@@ -103,18 +108,19 @@ class NameFlusher:
                 )
                 if not await self._share.work(calls.is_link_to, parent, name, node.target):
                     raise OSError(errno.EAGAIN, "the new link is not there")
-        attributes = self._files.attributes(node, new=True)
+        attributes = self._sender.attributes(node, new=True)
         if volume.capabilities.chown and volume.capabilities.link_attributes:
             attributes = attributes._replace(owner=(node.uid, node.gid))
-        meta, xattrs = self._files.take(node)
+        meta, xattrs = self._sender.take(node)
+        attempt = Attempts()
         try:
             _, st = await self._share.work(
-                blocking.set_attributes, parent, name, attributes, stat.S_IFLNK
+                blocking.set_attributes, parent, name, attributes, attempt, stat.S_IFLNK
             )
         except BaseException:
-            self._files.put_back(node, meta)
+            self._sender.put_back(node, meta)
             raise
-        self._files.delivered(node, meta, xattrs)
+        self._sender.delivered(node, meta, self._sender.kept_here(node, xattrs, attempt))
         now = volume.clock()
         node.base = volume.signature(st)
         node.attrs_at = now
