@@ -9,7 +9,6 @@ the share that the cache belongs to; `find_out` is for those who see to that.
 from __future__ import annotations
 
 import errno
-import logging
 import math
 import os
 import time
@@ -26,8 +25,6 @@ from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.health import Health
 from wbcache.share.names import OWN_DIRECTORY
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -178,6 +175,7 @@ class Share:
 
     def resume(self) -> None:
         """It is the share that it should be."""
+        self.is_missing = False
         self.doubted = trio.Event()
         self._verified.set()
 
