@@ -139,10 +139,11 @@ class Failures:
             volume.share.forget_directory(directory)
 
     async def look_for_places(self, step: Step) -> None:
-        """See whether somebody else removed what a step needs: its file, or a directory."""
+        """See whether somebody else removed, or replaced, what a step needs: what it is about, or a
+        directory."""
         share, node = self._volume.share, step.node
         needed = [_way_to(directory) for directory in _directories(step)]
-        if not isinstance(node, Directory):
+        if isinstance(step, SetAttributes) or not isinstance(node, Directory):
             needed += [[*_way_to(place[0]), place] for place in node.slinks]
         for way in needed:
             try:
