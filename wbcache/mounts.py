@@ -136,12 +136,15 @@ def is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def canonical(path: str, mounts: Sequence[MountEntry] | None = None) -> str:
+def canonical(
+    path: str, mounts: Sequence[MountEntry] | None = None, *, unseen: Sequence[str] = ()
+) -> str:
     """The absolute path without symbolic links, found without touching any mount point.
 
     `os.path.realpath` calls lstat on each component, which hangs on a mount point whose server
     hangs. A mount point is never a symbolic link, so it need not be looked at. Components below a
-    hung share are looked up; where that can happen, call this through `probe.within`.
+    hung share are looked up; where that can happen, call this through `probe.within`, or take what
+    lies below the directories ``unseen`` as it is.
     """
     if mounts is None:
         mounts = read_mounts()
@@ -155,7 +158,7 @@ def canonical(path: str, mounts: Sequence[MountEntry] | None = None) -> str:
             done = os.path.dirname(done)
             continue
         candidate = os.path.join(done, name)
-        if candidate in mountpoints:
+        if candidate in mountpoints or any(is_below(done, place) for place in unseen):
             done = candidate
             continue
         try:

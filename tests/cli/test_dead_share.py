@@ -123,6 +123,39 @@ def test_a_mount_of_a_share_that_hangs(share: FaultShare, over: bool) -> None:
         assert mounted.umount().returncode == 0
 
 
+def test_a_mount_of_a_directory_on_a_share_that_hangs(share: FaultShare) -> None:
+    with Mounted(share.mountpoint / "data", config=CONFIG) as mounted:
+        os.listdir(mounted.path)
+        (mounted.path / "dirty").write_text("before")
+        assert mounted.umount("--no-drain").returncode == 3
+        share.hang()
+        began = time.monotonic()
+        mounted.remount()
+        assert time.monotonic() - began < SOON
+        assert sorted(os.listdir(mounted.path)) == ["deep", "dirty", "one", "three", "two"]
+        (mounted.path / "new").write_text("while it is dead")
+        share.release()
+        share.clear()
+        assert mounted.umount().returncode == 0
+    assert (share.backing / "data" / "dirty").read_text() == "before"
+    assert (share.backing / "data" / "new").read_text() == "while it is dead"
+
+
+def test_what_hangs_below_the_mount_of_the_share_can_t_be_covered(share: FaultShare) -> None:
+    data = share.mountpoint / "data"
+    with Mounted(data, config=CONFIG, mountpoint=data) as mounted:
+        (mounted.path / "dirty").write_text("before")
+        assert mounted.umount("--no-drain").returncode == 3
+        share.hang()
+        done = wbcache("mount", "--cache-dir", mounted.cache_dir, data, data)
+        assert done.returncode == 4
+        assert "did not answer" in done.stderr and len(done.stderr.splitlines()) == 1
+        share.release()
+        share.clear()
+        mounted.remount()
+        assert mounted.umount().returncode == 0
+
+
 def test_a_mount_of_a_share_that_is_disconnected(share: FaultShare) -> None:
     with Mounted(share.mountpoint, config=CONFIG) as mounted:
         known = prepare(mounted)

@@ -25,7 +25,7 @@ from wbcache.daemon.attachment import Attachment
 from wbcache.daemon.eviction import Evictor
 from wbcache.daemon.recovery import settle_intents
 from wbcache.daemon.syncing import Syncer
-from wbcache.errors import WbcacheError
+from wbcache.errors import FuseError, WbcacheError
 from wbcache.escaping import to_bytes
 from wbcache.filesystem import FileSystem
 from wbcache.flush.flusher import Flusher
@@ -136,7 +136,13 @@ class Daemon:
                 return failure
             operations = Operations(filesystem)
             server = ControlServer(self._cache_dir, self)
-            self._mount(operations)
+            try:
+                self._mount(operations)
+            except OSError as error:
+                server.close()
+                operations.close()
+                services.cancel_scope.cancel()
+                return FuseError(self._mountpoint, f"cannot be mounted ({error.strerror})")
             unfreeze()
             pump.install()
             services.start_soon(self._guard, self._settle_and_flush)

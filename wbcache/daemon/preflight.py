@@ -109,8 +109,11 @@ def check(request: MountRequest) -> MountPlan:
     """Check all of it. Raises the error of the first thing that is wrong."""
     warnings: list[str] = []
     check_fuse()
-    source = _canonical(request.source, SourceError)
-    mountpoint = _canonical(request.mountpoint, MountpointError)
+    source, is_guess = _canonical_source(request.source)
+    if request.mountpoint == request.source:
+        mountpoint = source
+    else:
+        mountpoint = _canonical(request.mountpoint, MountpointError)
     clear_dead_mount(mountpoint)
     clear_dead_mount(source)
     mounts = read_mounts()
@@ -128,6 +131,11 @@ def check(request: MountRequest) -> MountPlan:
         if not _has_cache(cache_dir) or (over_source and not _can_be_covered(source)):
             raise
         unreachable = error
+    else:
+        if is_guess and _canonical(request.source, SourceError) != source:
+            raise SourceError(
+                request.source, "the share answered too late", "try again, it answers now"
+            )
     check_mountpoint(mountpoint, source)
     check_cache_place(
         cache_dir, source, mountpoint, mounts, volatile=request.options.volatile_cache
@@ -379,13 +387,27 @@ def _can_be_covered(source: str) -> bool:
     return True
 
 
-def _canonical(path: str, error_class: type[SourceError | MountpointError | CacheDirError]) -> str:
+def _canonical_source(path: str) -> tuple[str, bool]:
+    """SOURCE, and whether symbolic links on the share were not looked at: it does not answer."""
     try:
-        return within(SHARE_DEADLINE, lambda: canonical(path))
+        return _canonical(path, SourceError, KNOWN_DEADLINE), False
+    except UnreachableError:
+        mounts = read_mounts()
+        unseen = [entry.mountpoint for entry in mounts if entry.is_network]
+        return canonical(path, mounts, unseen=unseen), True
+
+
+def _canonical(
+    path: str,
+    error_class: type[SourceError | MountpointError | CacheDirError],
+    deadline: float = SHARE_DEADLINE,
+) -> str:
+    try:
+        return within(deadline, lambda: canonical(path))
     except ProbeTimeoutError:
-        raise error_class(
+        raise (UnreachableError if error_class is SourceError else error_class)(
             path,
-            f"a directory on the way to it did not answer within {SHARE_DEADLINE:g} s",
+            f"a directory on the way to it did not answer within {deadline:g} s",
             "check the mounts above it",
         ) from None
     except (OSError, ValueError) as error:
