@@ -298,6 +298,8 @@ class Flusher:
             if not self.running or now >= self._circles_at:
                 self._circles_at = now + CIRCLES
                 self._break_circles(nursery)
+                if self._ready:
+                    self.wake()  # a circle waits for something outside of it, which is due now
 
     def _next(self) -> Item | None:
         """The oldest item that is ready; of those that find no room, while there may be some."""
