@@ -94,6 +94,8 @@ class Volume:
         self._step_done = trio.Event()
         self.write_done = trio.Event()
         """Replaced and set whenever a threaded write ends."""
+        self.starved: set[Item] = set()
+        """What the share had no room for when it was tried last."""
         self.strays: list[tuple[Directory, bytes]] = []
         """Temporaries to be removed from the share."""
         self.spares_wanted = trio.Event()

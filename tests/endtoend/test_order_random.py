@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.endtoend.checkpoints import SAVERS, save_by_rename, save_plainly
-from tests.endtoend.history import History, Judge, Reader
+from tests.endtoend.history import History, Judge, Reader, Value
 from tests.endtoend.stage import Stage
+from tests.faultshare.client import FaultShare
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -131,8 +132,24 @@ class Run:
             self._done((old, new))
 
 
-def run_and_judge(stage: Stage, tmp_path: Path, seed: int, steps: int) -> None:
+class JudgeOfNew(Judge):
+    """Does not mind what is taken away too early: on a full share nothing else may help."""
+
+    def _nothing_is_lost(self, shown: dict[str, Value]) -> None:
+        pass
+
+
+def limit(share: FaultShare, rng: random.Random) -> None:
+    """Let the share hold little more than it does."""
+    held = sum(p.lstat().st_size for p in share.backing.rglob("*") if not p.is_dir())
+    share.quota(held + rng.choice([0, 5_000, 50_000, 400_000, 1_000_000]))
+
+
+def run_and_judge(
+    stage: Stage, tmp_path: Path, seed: int, steps: int, *, full: bool = False
+) -> None:
     run = Run(stage.path, seed)
+    said = len(stage.mount.log())
     rng = random.Random(-seed)
     share = stage.share
     share.set(latency_ms=rng.choice([0, 2, 5]), jitter_ms=rng.choice([0, 3]))
@@ -147,10 +164,15 @@ def run_and_judge(stage: Stage, tmp_path: Path, seed: int, steps: int) -> None:
             stuck = share.hang(["mutations"], f"{stage.name}/*")
         elif chance < 0.3:
             time.sleep(rng.random() * 0.06)  # a pace of its own, not a wait for anything
+        if full and rng.random() < 0.2:
+            limit(share, rng)
+    if full:
+        stage.mount.client.flush([b""], 1.0)
     share.clear()
     stage.settle()
 
-    judge = Judge(run.history, unordered=("latest",))
+    suspended = "order suspended" in stage.mount.log()[said:]
+    judge = (JudgeOfNew if suspended else Judge)(run.history, unordered=("latest",))
     reader = Reader()
     for number, top in enumerate(stage.states(tmp_path / "replay")):
         try:
@@ -164,6 +186,21 @@ def run_and_judge(stage: Stage, tmp_path: Path, seed: int, steps: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_every_state_of_the_share_can_be_trusted(stage: Stage, tmp_path: Path, seed: int) -> None:
     run_and_judge(stage, tmp_path, seed, 70)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1003))
+def test_every_state_of_a_full_share_can_be_trusted(
+    stage: Stage, tmp_path: Path, seed: int
+) -> None:
+    run_and_judge(stage, tmp_path, seed, 60, full=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1100, 1160))
+def test_every_state_of_a_full_share_can_be_trusted_at_length(
+    stage: Stage, tmp_path: Path, seed: int
+) -> None:
+    run_and_judge(stage, tmp_path, seed, 120, full=True)
 
 
 @pytest.mark.slow

@@ -128,6 +128,7 @@ def test_without_anything_to_remove_a_valid_prefix_waits_for_room(stage: Stage) 
     left = stage.mount.client.flush([b""], 3.0)
     late = {f"run/part{number}" for number in range(2, 6)} | {"run/DONE"}
     assert {row["path"] for row in left if row["kind"] == "file"} == late
+    assert {r["path"]: r["reason"] for r in left}["run/part2"] == "the share is full"
     assert set(stage.held()) - set(stage.leftovers()) == {"part0", "part1"}
     assert stage.mount.status()["share"]["full"]
 
@@ -208,7 +209,7 @@ def rename(top: Path, rng: random.Random) -> None:
         os.rename(top / rng.choice(names), top / f"file{rng.randrange(8)}")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_on_a_full_share_all_arrives_once_there_is_room(
     stage: Stage, seed: int
 ) -> None:

@@ -34,7 +34,7 @@ def _row(filesystem: FileSystem, item: Item) -> dict[str, Any]:
             "state": filesystem.attributes.state(item).partition(":")[0],
             "bytes": item.dirty_bytes,
             "age_seconds": round(now - first, 1),
-            "reason": item.trouble or item.in_vain or "",
+            "reason": item.trouble or item.in_vain or _short_of_room(filesystem, item),
         }
     directory, name = item
     change = tree.changes.get(item)
@@ -47,6 +47,10 @@ def _row(filesystem: FileSystem, item: Item) -> dict[str, Any]:
         "age_seconds": round(now - change.first, 1) if change else 0.0,
         "reason": (change.trouble or change.in_vain or "") if change else "",
     }
+
+
+def _short_of_room(filesystem: FileSystem, item: Item) -> str:
+    return "the share is full" if item in filesystem.volume.starved else ""
 
 
 def conflicts(filesystem: FileSystem) -> list[dict[str, Any]]:

@@ -50,8 +50,6 @@ class Room:
         self._window = 1
         self._moving: dict[Node, bool] = {}
         """Steps under way that take room, and whether nothing else takes any meanwhile."""
-        self._starved: set[Item] = set()
-        """What found no room when it was tried last."""
         self._predicted: dict[Node, int] = {}
         """Bytes that were free, as the share said, before a file was tried in vain."""
         self._wanted = False
@@ -94,7 +92,7 @@ class Room:
         if error is not None and is_full(error):
             self._found_none(item, step, error, alone)
         elif error is None and alone is not None and _has_happened(step):
-            self._starved.discard(item)
+            self._volume.starved.discard(item)
             self._predicted.pop(step.node, None)
             self._window *= 2
 
@@ -144,8 +142,9 @@ class Room:
         if not self.is_short:
             return
         tree = self._tree
-        self._starved = {item for item in self._starved if self._is_pending(item)}
-        if self._starved:
+        starved = self._volume.starved
+        starved -= {item for item in starved if not self._is_pending(item)}
+        if starved:
             return
         if self._window < ENOUGH and (
             tree.changes or any(not tree.excluded(node) for node in tree.dirty)
@@ -165,7 +164,7 @@ class Room:
         if first:
             self.is_short = self._planner.bytes_wait = True
             self._volume.report(f"{describe(error)}: files go one at a time, oldest first")
-        self._starved.add(item)
+        self._volume.starved.add(item)
         self._window = 1
         if alone is None:
             alone = not self._moving and not self._others(step.node)
@@ -195,7 +194,7 @@ class Room:
     def _try_again(self) -> None:
         """Something has gone from the share: perhaps there is room now."""
         self._wanted = False
-        for item in self._starved:
+        for item in self._volume.starved:
             if self._is_pending(item):
                 self._state(item).retry_at = 0.0
                 self._tree.touch_item(item)
