@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.volumes import Mounted, mounted
 from tests.waiting import wait_until_async
@@ -116,12 +117,34 @@ async def test_the_share_has_the_last_word(share: Path) -> None:
     (share / "runs" / "b").write_text("another")
     (share / "runs" / "new").touch()
     async with on(share) as mount:
+        runs, names = await directory(mount, b"runs"), mount.filesystem.names
+        assert await names.lookup(runs, b"new") is not None
+        assert await names.lookup(runs, b"newer") is None
         assert sorted(await listing(mount, b"runs")) == [b"b", b"c", b"new", b"old"]
         node = await mount.filesystem.names.lookup(await directory(mount, b"runs"), b"b")
         assert node is not None and node.size == len("another")
         mount.volume.remembered.store()
     async with on(share, silent=True) as mount:
         assert sorted(await listing(mount, b"runs")) == [b"b", b"c", b"new", b"old"]
+
+
+async def test_a_new_name_is_found_before_the_directory_is_listed(
+    share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on(share) as mount:
+        await listing(mount, b"runs")
+        mount.volume.remembered.store()
+    (share / "runs" / "new").touch()
+    async with on(share) as mount:
+        runs = await directory(mount, b"runs")
+
+        async def never(*_: object) -> None:
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(mount.filesystem.listings, "_scan", never)
+        assert await mount.filesystem.names.lookup(runs, b"new") is not None
+        with pytest.raises(FileExistsError):
+            await mount.filesystem.names.create(runs, b"new", 0o644, 0, 0)
 
 
 async def test_what_is_learnt_is_stored_by_itself(share: Path) -> None:

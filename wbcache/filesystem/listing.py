@@ -66,8 +66,17 @@ class Listings:
             return node
         if not directory.on_share or name in directory.share:
             return None
+        if directory.listed_at == -math.inf and self._share.is_usable:
+            # An earlier mount did not see it, which may be long ago.
+            self._start_listing(directory)
+            if self._share.health.prompt:
+                try:
+                    return await self._ask(directory, name)
+                except TimeoutError:
+                    pass
+            return directory.local.get(name)
         if directory.listed_at is not None:
-            await self._freshen(directory, patient=True, certain=True)
+            await self._freshen(directory, patient=True)
             return directory.local.get(name)
         return await self._ask(directory, name)
 
@@ -269,8 +278,8 @@ class Listings:
 
     async def _freshen(self, directory: Directory, *, patient: bool, certain: bool = False) -> None:
         """Have a listing that is past its TTL repeated. A ``patient`` caller waits a moment for it
-        while the share answers; longer, if what it knows is of an earlier mount and it would say
-        from that (``certain``) that something is not there."""
+        while the share answers; longer when it wants to know what is not there (``certain``) and
+        nothing but an earlier mount has said so."""
         directory.hot = True
         age = math.inf
         if directory.listed_at is not None:
