@@ -60,7 +60,7 @@ class FakeDaemon:
         return self.rows
 
     async def _work(self, progress: Progress) -> None:
-        progress(2, 200, 100)
+        progress(2, 200, 100, "the share is full")
         self.started.set()
         try:
             await self.release.wait()
@@ -133,10 +133,10 @@ async def test_a_socket_left_by_a_killed_daemon_is_replaced(tmp_path: os.PathLik
 async def test_flush_sends_exact_paths_and_progress(tmp_path: os.PathLike[str]) -> None:
     daemon = FakeDaemon()
     daemon.rows = [{"path": b"left", "reason": "EACCES"}]
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int, str]] = []
 
-    def progress(files_left: int, bytes_left: int, bytes_done: int) -> None:
-        seen.append((files_left, bytes_left, bytes_done))
+    def progress(files_left: int, bytes_left: int, bytes_done: int, hindrance: str) -> None:
+        seen.append((files_left, bytes_left, bytes_done, hindrance))
         trio.from_thread.run_sync(daemon.release.set)
 
     client = ControlClient(str(tmp_path))
@@ -145,7 +145,7 @@ async def test_flush_sends_exact_paths_and_progress(tmp_path: os.PathLike[str]) 
             client.flush, [b"a\n", b"\xff\xfe"], None, progress
         )
     assert daemon.flushed == [b"a\n", b"\xff\xfe"]
-    assert seen[0] == (2, 200, 100)
+    assert seen[0] == (2, 200, 100, "the share is full")
     assert remaining == [{"path": "left", "reason": "EACCES"}]
 
 

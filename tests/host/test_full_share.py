@@ -125,7 +125,9 @@ def test_without_anything_to_remove_a_valid_prefix_waits_for_room(stage: Stage) 
     for name, data in saved.items():
         (stage.path / name).write_bytes(data)
     (stage.path / "DONE").write_bytes(b"")
-    left = stage.mount.client.flush([b""], 3.0)
+    said = set()
+    left = stage.mount.client.flush([b""], 3.0, lambda *how: said.add(how[-1]))
+    assert "the share is full" in said
     late = {f"run/part{number}" for number in range(2, 6)} | {"run/DONE"}
     assert {row["path"] for row in left if row["kind"] == "file"} == late
     assert {r["path"]: r["reason"] for r in left}["run/part2"] == "the share is full"

@@ -114,9 +114,13 @@ class WorkProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, files_left: int, bytes_left: int, bytes_done: int) -> None:
-        """What is left and what is done by now."""
+    def update(
+        self, files_left: int, bytes_left: int, bytes_done: int, hindrance: str = ""
+    ) -> None:
+        """What is left and what is done by now, and why it does not go on if it does not."""
         amount = f"{format_count(files_left, 'file')}, {format_bytes(bytes_left)} left"
+        if hindrance:
+            amount += f" ({one_line(hindrance)})"
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=bytes_done, total=bytes_done + bytes_left, amount=amount

@@ -15,8 +15,8 @@ from wbcache.processes import is_being_killed
 ANSWER_DEADLINE = 30.0
 """Seconds of silence after which a daemon counts as not answering."""
 
-Progress = Callable[[int, int, int], None]
-"""Called with files left, bytes left and bytes done."""
+Progress = Callable[[int, int, int, str], None]
+"""Called with files left, bytes left, bytes done, and what hinders it (empty when nothing does)."""
 Row = dict[str, Any]
 
 
@@ -115,7 +115,8 @@ class ControlClient:
                 protocol.check_reply(reply)
                 return reply
             if progress is not None:
-                progress(moved["files_left"], moved["bytes_left"], moved["bytes_done"])
+                counts = (moved["files_left"], moved["bytes_left"], moved["bytes_done"])
+                progress(*counts, moved.get("hindrance", ""))
 
     def _check_alive(self, sock: socket.socket) -> None:
         """A killed daemon that hangs in a call on the share still accepts connections."""

@@ -36,8 +36,15 @@ PROGRESS_INTERVAL = 0.2
 ROWS_PER_SLICE = 256
 
 Rows = Sequence[Mapping[str, Any]]
-Progress = Callable[[int, int, int], None]
-"""Called with files left, bytes left and bytes done; cheap, never waits, may be called often."""
+
+
+class Progress(Protocol):
+    """Told how far a command is; cheap, never waits, may be called often."""
+
+    def __call__(
+        self, files_left: int, bytes_left: int, bytes_done: int, hindrance: str = ""
+    ) -> None:
+        """``hindrance`` is why it does not go on, or not as it should; empty when it does."""
 
 
 class Handlers(Protocol):
@@ -234,12 +241,12 @@ async def _with_progress(
     outlives_client: bool = False,
 ) -> Rows:
     """The result of `run`, with its progress sent to the client while it runs."""
-    latest = (0, 0, 0)
+    latest = (0, 0, 0, "")
     changed, gone, over, sent = trio.Event(), trio.Event(), trio.Event(), trio.Event()
 
-    def progress(files_left: int, bytes_left: int, bytes_done: int) -> None:
+    def progress(files_left: int, bytes_left: int, bytes_done: int, hindrance: str = "") -> None:
         nonlocal latest
-        latest = (files_left, bytes_left, bytes_done)
+        latest = (files_left, bytes_left, bytes_done, hindrance)
         changed.set()
 
     def leave() -> None:
@@ -299,9 +306,9 @@ async def _with_progress(
     return rows
 
 
-def _progress_line(files_left: int, bytes_left: int, bytes_done: int) -> bytes:
+def _progress_line(files_left: int, bytes_left: int, bytes_done: int, hindrance: str) -> bytes:
     counts = {"files_left": files_left, "bytes_left": bytes_left, "bytes_done": bytes_done}
-    return protocol.encode({"progress": counts})
+    return protocol.encode({"progress": {**counts, "hindrance": hindrance}})
 
 
 def _timeout(request: Mapping[str, Any]) -> float | None:

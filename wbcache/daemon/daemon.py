@@ -338,7 +338,7 @@ class Daemon:
             began = time.perf_counter()
             left = remaining()
             size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
-            progress(len(left), size, self._flusher.files.bytes_sent - sent)
+            progress(len(left), size, self._flusher.files.bytes_sent - sent, self._hindrance())
             flusher = self._flusher
             if self._attachment.is_refused or (flusher.is_stalled and not flusher.suspended):
                 return left
@@ -347,6 +347,11 @@ class Daemon:
                 return left
             # With very many files counting takes long; the flush itself must have the time.
             await trio.sleep(max(LOOK_INTERVAL, COUNTING * (time.perf_counter() - began)))
+
+    def _hindrance(self) -> str:
+        if not self._volume.share.health.answering:
+            return "the share does not answer"
+        return "the share is full" if self._volume.starved else ""
 
     # -- control -------------------------------------------------------------------------------
 
@@ -466,7 +471,7 @@ class Daemon:
             began = time.perf_counter()
             left = self._flusher.unfinished()
             size = sum(n.dirty_bytes for n in left if isinstance(n, Node))
-            progress(len(left), size, self._flusher.files.bytes_sent - sent)
+            progress(len(left), size, self._flusher.files.bytes_sent - sent, self._hindrance())
             pause = max(PROGRESS_INTERVAL, COUNTING * (time.perf_counter() - began))
             with trio.move_on_after(pause):
                 await self._drained.wait()
