@@ -437,15 +437,16 @@ class Journal:
         self._db.executemany("INSERT OR REPLACE INTO seen_directory VALUES(?,?,?,?)", rows)
         self.set_meta("next_ino", next_ino)
 
-    def forget_seen(self, ino: int) -> None:
-        """Remove what was seen in a directory."""
+    def forget_seen(self, *inos: int) -> None:
+        """Remove what was seen in directories."""
 
         def forget() -> None:
-            self._execute("DELETE FROM seen_directory WHERE ino=?", (ino,))
-            self._execute("DELETE FROM seen WHERE parent=?", (ino,))
+            for ino in inos:
+                self._execute("DELETE FROM seen_directory WHERE ino=?", (ino,))
+                self._execute("DELETE FROM seen WHERE parent=?", (ino,))
 
         self.save(extra=forget)
-        self._seen.discard(ino)
+        self._seen.difference_update(inos)
 
     def put_conflicts(self, rows: Iterable[ConflictRow]) -> None:
         """Record conflicts, in place of those about the same names (inside `save`)."""

@@ -92,6 +92,13 @@ class Remembered:
         rows = [row for row in [self._stored.get(directory.ino)] if row is not None]
         return lambda: self._journal.put_seen_directories(rows, self._tree.next_ino)
 
+    def forget(self) -> None:
+        """It is another share from now on."""
+        self._try(partial(self._journal.forget_seen, *self._stored))
+        self._stored.clear()
+        self._unread.clear()
+        self._names = 0
+
     # -- storing ---------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -302,6 +302,22 @@ def test_rebinding_takes_the_data_to_another_share(mount: MountedCache) -> None:
     mount.mounted().drained()
 
 
+def test_a_clean_cache_on_another_share_knows_nothing_of_it(mount: MountedCache) -> None:
+    (mount.source / "dir").mkdir()
+    (mount.source / "dir" / "old").touch()
+    mount.mounted()
+    assert os.listdir(mount.mountpoint / "dir") == ["old"]
+    mount.drained()
+    mount.source.rename(mount.base / "gone")
+    (mount.source / "dir").mkdir(parents=True)
+    (mount.source / "dir" / "new").touch()
+    mount.mounted()
+    assert (mount.mountpoint / "dir" / "new").exists()
+    assert not (mount.mountpoint / "dir" / "old").exists()
+    assert os.listdir(mount.mountpoint / "dir") == ["new"]
+    mount.drained()
+
+
 def test_a_kill_while_the_share_is_bound_does_not_make_the_cache_a_copy(
     mount: MountedCache,
 ) -> None:

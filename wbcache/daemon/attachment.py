@@ -174,6 +174,8 @@ class Attachment:
 
     def _take(self, binding: Binding) -> None:
         volume = self._volume
+        if binding.is_new:
+            volume.remembered.forget()
         if binding.foreign_temporaries:
             self._loaded.temporaries.clear()
         volume.temporary_names = TemporaryNames(binding.uuid[:8], self._binder.epoch)

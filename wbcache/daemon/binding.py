@@ -47,6 +47,8 @@ class Binding:
     capabilities: Capabilities
     read_only: bool
     warnings: list[str]
+    is_new: bool
+    """The share did not have our id: what was seen before was perhaps another share's."""
     foreign_temporaries: bool = False
     """The cache was copied from another machine: the recorded temporaries are not ours."""
 
@@ -159,7 +161,7 @@ class Binder:
             )
         journal.set_meta("read_only", int(read_only))
         self.uuid, self.capabilities, self._rebind = uuid, capabilities, False
-        return Binding(uuid, capabilities, read_only, warnings, foreign)
+        return Binding(uuid, capabilities, read_only, warnings, found is None, foreign)
 
     async def _renew_id(self, ask: Ask, root: Descriptor, uuid: str) -> Descriptor:
         """Write the id file with a new nonce; returns the directory that it is in."""
