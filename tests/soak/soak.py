@@ -69,7 +69,7 @@ class Soak:
                 self.rounds[finish.__name__.strip("_")] += 1
             self._settle()
             self._check_threads()
-        except AssertionError as error:
+        except (AssertionError, OSError) as error:
             raise Wrong(self._describe(error)) from None
         finally:
             self.team.end()
@@ -133,7 +133,10 @@ class Soak:
         self.weather.clear()
         self.team.check_mount()
         self._mount.flush(timeout=DRAIN)
-        wait_until(lambda: not self._temporaries(), "no temporaries on the share")
+        try:
+            wait_until(lambda: not self._temporaries(), "no temporaries on the share")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self._temporaries()}") from None
         self.team.check_mount()
         self.team.check_share(self._share.backing)
         top = set(os.listdir(self._share.backing)) - self.team.names - {".wbcache"}
@@ -185,7 +188,7 @@ class Soak:
         directory = f"/proc/{self._mount.pid}/task"
         wait_until(lambda: len(os.listdir(directory)) <= IDLE_THREADS, "threads end", THREADS_END)
 
-    def _describe(self, error: AssertionError) -> str:
+    def _describe(self, error: Exception) -> str:
         lines = [f"seed {self._seed} after {sum(self.rounds.values())} rounds: {error}"]
         lines += ["the weather:", self.weather.record()]
         return "\n".join([*lines, "the daemons' log:", self._mount.log()[-LOG_TAIL:]])

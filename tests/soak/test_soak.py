@@ -20,7 +20,7 @@ SEED = "WBCACHE_SOAK_SEED"
 SECONDS = float(os.environ.get("WBCACHE_SOAK_SECONDS", "3600"))
 SHORT = 75.0
 
-CONFIG = {**CONFIGS[0], "share": {"lookup_deadline": "1s", "deadline": "2s"}}
+CONFIG = {**CONFIGS[0], "share": {"lookup_deadline": "5s", "deadline": "5s"}}
 
 pytestmark = [pytest.mark.usefixtures("fuse")]
 

@@ -248,7 +248,10 @@ def move(
         if is_ours(st) and calls.lstat_or_none(source, old) is None:
             return
     try:
-        if st is not None:
+        linked = st is not None and st.st_nlink > 1 and is_ours(st)
+        if st is not None and linked and os.path.samestat(calls.lstat(source, old), st):
+            calls.unlink(source, old)  # between two names of one file rename does nothing
+        elif st is not None:
             calls.rename(source, old, target, new)
         elif noreplace:
             calls.rename(source, old, target, new, calls.RENAME_NOREPLACE)
