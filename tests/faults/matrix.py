@@ -26,6 +26,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
+    "no answer": Kind("the call hangs, and is carried out late (`faults/test_late.py`)", ()),
     "may pass": Kind(
         "EIO, ETIMEDOUT, ENOTCONN, EAGAIN, EINTR, ECONNRESET and whatever is not named here",
         (
@@ -71,9 +72,16 @@ ROWS = {
 }
 """Rows of the table, and the operations in each."""
 
-AGAIN, ROOM, QUARANTINED, KEPT = "again", "room", "quarantine", "kept"
+WAITS, AGAIN, ROOM, QUARANTINED, KEPT = "waits", "again", "room", "quarantine", "kept"
 
 OUTCOMES = {
+    WAITS: (
+        "nothing",
+        'the share as "slow" or "not answering", and calls under way',
+        "by itself: the call is not repeated while it may still be carried out, and nothing else is"
+        " done to the same names; a daemon that follows a killed one flushes nothing before the"
+        " last call of that one has ended",
+    ),
     AGAIN: (
         "nothing",
         "one line in the log, and the age of what is pending",
@@ -98,7 +106,12 @@ OUTCOMES = {
 """What the application sees, what the operator sees, and how it heals."""
 
 EXPECTED = {
-    (kind, row): {"full": ROOM, "refused": QUARANTINED, "impossible": QUARANTINED}.get(kind, AGAIN)
+    (kind, row): {
+        "no answer": WAITS,
+        "full": ROOM,
+        "refused": QUARANTINED,
+        "impossible": QUARANTINED,
+    }.get(kind, AGAIN)
     for kind in KINDS
     for row in ROWS
 } | {("impossible", "attributes"): KEPT}
