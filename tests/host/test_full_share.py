@@ -119,6 +119,29 @@ def test_directories_rotate_too(stage: Stage) -> None:
     assert {name.partition("/")[0] for name in stage.held()} == {"ckpt2"}
 
 
+def test_a_share_that_does_not_tell_its_room_is_not_filled_in_vain(stage: Stage) -> None:
+    """Parts of an old checkpoint go until the new one fits, which is not sent after each."""
+    parts = 12
+    (stage.path / "old").mkdir()
+    for part in range(parts):
+        (stage.path / "old" / str(part)).write_bytes(blob(f"old{part}", SIZE // 4))
+    stage.flush()
+    stage.share.freeze_statfs()  # from here on it says that there is plenty
+    limit(stage, parts / 4 + 0.1)
+    stage.begin()
+    (stage.path / "new").write_bytes(blob("new", 2 * SIZE))
+    shutil.rmtree(stage.path / "old")
+    stage.flush(timeout=60)
+    assert events(stage, "order suspended") == 1
+    assert stage.written() <= 3 * 2 * SIZE
+    # No more went than had to before it was there.
+    ops = stage.ops("unlink", "link", "rename")
+    there = next(n for n, op in enumerate(ops) if op.path2 == "new")
+    gone = [op for op in ops[:there] if op.op == "unlink" and op.path.startswith("old/")]
+    assert len(gone) <= 9
+    stage.settle()
+
+
 def test_without_anything_to_remove_a_valid_prefix_waits_for_room(stage: Stage) -> None:
     limit(stage, 2.5)
     saved = {f"part{number}": blob(f"part{number}", SIZE) for number in range(6)}

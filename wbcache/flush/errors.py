@@ -13,6 +13,7 @@ REFUSED = frozenset(
         errno.ENAMETOOLONG,
         errno.EINVAL,
         errno.EFBIG,
+        errno.EILSEQ,
         errno.ELOOP,
         errno.EOPNOTSUPP,
     }

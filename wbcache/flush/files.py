@@ -7,6 +7,7 @@ the share does not have.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -23,6 +24,7 @@ from wbcache.flush.blocking import (
     Attempts,
     ConflictError,
 )
+from wbcache.flush.errors import is_full
 from wbcache.flush.transfer import SupersededError, Transfer
 from wbcache.journal import Intent
 from wbcache.node import (
@@ -57,6 +59,8 @@ class FileFlusher:
         self.bytes_sent = 0
         self.transfers: set[Node] = set()
         """Files of which the share has a temporary, complete or not."""
+        self.reached: dict[Node, int] = {}
+        """Bytes for which there was room, of files that found no more when they were tried."""
 
     # -- whose file is it ----------------------------------------------------------------------
 
@@ -292,7 +296,14 @@ class FileFlusher:
             end = min(at + CHUNK, stop)
             if not transfer.wanted(node):
                 raise SupersededError
-            await self._share.work(blocking.copy_range, fd, file, at, end)
+            try:
+                await self._share.work(blocking.copy_range, fd, file, at, end)
+            except OSError as error:
+                if is_full(error):
+                    with contextlib.suppress(OSError):
+                        st = await self._share.work(os.fstat, file.fd)
+                        self.reached[node] = st.st_size
+                raise
             self._sent(end - at)
 
     def _sent(self, count: int) -> None:

@@ -52,6 +52,11 @@ class Room:
         """Steps under way that take room, and whether nothing else takes any meanwhile."""
         self._predicted: dict[Node, int] = {}
         """Bytes that were free, as the share said, before a file was tried in vain."""
+        self._freed = 0
+        """Bytes that removals have given back so far."""
+        self._lacking: dict[Node, tuple[int, float]] = {}
+        """What that has to come to before a file fits; and when it is tried all the same (monotonic
+        seconds), since others may have made room."""
         self._wanted = False
         """Something must go before anything else fits."""
         self._removing = 0
@@ -88,20 +93,33 @@ class Room:
             if item == self._ahead:
                 self._ahead = None
             if error is None:
+                self._freed += step.node.base.size if step.node.base is not None else 0
                 self._try_again()
+        reached = self._files.reached.pop(step.node, None)
         if error is not None and is_full(error):
+            if alone and reached is not None:
+                until = self._volume.clock() + self._volume.config.flush.retry.max
+                self._lacking[step.node] = (self._freed + step.node.size - reached, until)
             self._found_none(item, step, error, alone)
         elif error is None and alone is not None and _has_happened(step):
             self._volume.starved.discard(item)
             self._predicted.pop(step.node, None)
-            self._window *= 2
+            self._lacking.pop(step.node, None)
+            self._window = min(2 * self._window, ENOUGH)
 
     async def check(self, node: Node) -> None:
-        """Before a file moves: don't send in vain, and again and again, what the share said it has
-        no room for. It is believed when it was right before. Raises OSError (ENOSPC)."""
+        """Before a file moves: don't send in vain, and again and again, what has no room.
+
+        The share is believed that there is none when it was right before. What was tried alone is
+        not tried again while the removals since have not given back what it lacked. Raises OSError
+        (ENOSPC).
+        """
         content = node.content
         if not self.is_short or content is None or not content.exists:
             return
+        enough, until = self._lacking.get(node, (0, 0.0))
+        if self._freed < enough and self._volume.clock() < until:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         share = self._volume.share
         free = await share.work(_free, share.root)
         needed = min(node.size, os.fstat(self._volume.store.fd(content)).st_blocks * 512)
@@ -152,6 +170,7 @@ class Room:
             return
         self.is_short = self._planner.bytes_wait = False
         self._predicted.clear()
+        self._lacking.clear()
         again = "; order is kept again" if self.order_suspended else ""
         self.order_suspended = False
         self._volume.report(f"the share has room again{again}")
@@ -219,6 +238,8 @@ class _Everything:
 def _has_happened(step: Step) -> bool:
     """Whether a step without an error has moved anything; a transfer may have been given up."""
     transfer = step.node.transfer
+    if isinstance(step, Spill):
+        return step.node.spilled
     return not isinstance(step, Copy) or (isinstance(transfer, Transfer) and transfer.current)
 
 
