@@ -287,3 +287,24 @@ def test_a_killed_daemon_that_hangs_can_be_told_and_taken_away(share: FaultShare
         assert mounted.umount().returncode == 0
     assert (share.backing / "data" / "new").read_text() == "x"
     assert (share.backing / "data" / "dirty").read_text() == "before"
+
+
+def test_a_killed_daemon_that_hangs_is_followed_over_the_share_itself(share: FaultShare) -> None:
+    with Mounted(share.mountpoint, config=CONFIG, mountpoint=share.mountpoint) as mounted:
+        known = prepare(mounted)
+        mounted.remount({"flush": {"idle_delay": "0s"}})
+        share.hang(["create"])
+        (mounted.path / "data" / "dirty").write_text("again")
+        share.wait_hung("create")
+        share.hang()
+        first = mounted.pid
+        os.kill(first, signal.SIGKILL)
+        mounted.remount()
+        assert os.path.exists(f"/proc/{first}"), "it could just end: nothing was tested"
+        (mounted.path / "data" / "dirty").write_text("before")
+        check_served(mounted, known)
+        assert str(first) in mounted.status()["share"]["problem"]
+        share.release()
+        share.clear()
+        check_arrived(share, mounted)
+        assert mounted.umount().returncode == 0

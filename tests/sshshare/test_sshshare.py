@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mounting import NEVER_BY_ITSELF, Mounted
 from tests.sshshare import SshShare
 
 pytestmark = pytest.mark.skipif(
@@ -110,3 +111,26 @@ def test_a_hung_and_busy_share_is_cleaned_up(backing: Path) -> None:
     finally:
         busy.kill()
         busy.wait()
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["beside", "over"])
+def test_a_mount_begins_while_it_hangs(share: SshShare, backing: Path, over: bool) -> None:
+    (backing / "known").write_text("theirs")
+    mountpoint = share.mountpoint if over else None
+    with Mounted(share.mountpoint, config=NEVER_BY_ITSELF, mountpoint=mountpoint) as mounted:
+        assert os.listdir(mounted.path) == ["known"]
+        before = (mounted.path / "known").stat()
+        (mounted.path / "dirty").write_text("before")
+        assert mounted.umount("--no-drain").returncode == 3
+        share.hang()
+        mounted.remount()
+        assert mounted.status()["share"]["state"] == "not answering"
+        assert sorted(os.listdir(mounted.path)) == ["dirty", "known"]
+        after = (mounted.path / "known").stat()
+        assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+        (mounted.path / "new").write_text("while it hangs")
+        assert sorted(os.listdir(backing)) == [".wbcache", "known"]
+        share.resume()
+        assert mounted.umount().returncode == 0
+    assert (backing / "dirty").read_text() == "before"
+    assert (backing / "new").read_text() == "while it hangs"
