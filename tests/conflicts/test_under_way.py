@@ -169,6 +169,37 @@ def test_our_own_publish_with_a_lost_answer_is_no_conflict(stage: Stage) -> None
     assert listed(stage.mount) == []
 
 
+@pytest.mark.parametrize("op", ["rewrite", "replace", "append", "remove"])
+def test_the_memory_of_the_shares_client_is_not_asked(tmp_path: Path, op: str) -> None:
+    """Clients of network file systems remember attributes for seconds, this one for an hour."""
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    config = merge(NEVER_BY_ITSELF, BLIND)
+    with (
+        FaultShare(backing, attr_timeout=3600, entry_timeout=3600) as share,
+        Mounted(share.mountpoint, config=config) as mount,
+    ):
+        (mount.path / "f").write_text("before,")
+        mount.flush()
+        assert (share.mountpoint / "f").stat()
+        if op == "rewrite":
+            (mount.path / "f").write_text("ours")
+        elif op == "replace":
+            (mount.path / "new").write_text("ours")
+            (mount.path / "new").rename(mount.path / "f")
+        elif op == "append":
+            with open(mount.path / "f", "a") as file:
+                file.write("ours")
+        else:
+            (mount.path / "f").unlink()
+        (backing / "f").write_text("theirs!")
+        mount.flush()
+        held = {plain(name): data for name, (_, data) in contents(backing).items()}
+        ours = {"append": {"f!": b"before,ours"}, "remove": {}}.get(op, {"f!": b"ours"})
+        assert held == {"f": b"theirs!", **ours}
+        assert len(listed(mount)) == 1
+
+
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("op", ["rename", "utimens", "symlink"])
 def test_our_own_publish_cut_off_by_a_kill_is_no_conflict(

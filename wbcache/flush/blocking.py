@@ -242,7 +242,7 @@ def move(
     nothing may. Raises ConflictError for anything else there, LostTemporaryError when ``old`` is
     gone.
     """
-    st = calls.lstat_or_none(target, new) if may_replace is not None else None
+    st = calls.lstat_now(target, new) if may_replace is not None else None
     if st is not None:
         _check_replaceable(source, old, st, is_ours, may_replace)
         if is_ours(st) and calls.lstat_or_none(source, old) is None:
@@ -282,7 +282,7 @@ def move(
 
 def check(parent: Descriptor, name: bytes, accepts: Accepts) -> None:
     """Raise ConflictError when a name is not as we know it."""
-    st = calls.lstat_or_none(parent, name)
+    st = calls.lstat_now(parent, name)
     if st is not None and not accepts(st):
         raise ConflictError
 
@@ -378,7 +378,7 @@ def is_empty(parent: Descriptor, name: bytes) -> bool:
 
 def remove_file(parent: Descriptor, name: bytes, accepts: Accepts) -> bool:
     """Remove a file that is as we know it; returns whether it was there."""
-    st = calls.lstat_or_none(parent, name)
+    st = calls.lstat_now(parent, name)
     if st is None:
         return False
     if stat.S_ISDIR(st.st_mode) or not accepts(st):
@@ -470,7 +470,7 @@ def open_for_update(
         if st is not None and not stat.S_ISREG(st.st_mode):
             raise ConflictError from None
         raise error from None
-    st = os.fstat(file.fd)
+    st = calls.fstat_now(file)
     if not accepts(st):
         raise ConflictError
     return file, calls.signature(st, stable_ino=False)

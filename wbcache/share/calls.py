@@ -14,6 +14,7 @@ import stat
 from typing import NamedTuple
 
 from wbcache.node import Signature
+from wbcache.share import statx
 from wbcache.share.descriptor import Descriptor
 
 RENAME_NOREPLACE = 1
@@ -57,6 +58,19 @@ def lstat_or_none(parent: Descriptor, name: bytes) -> os.stat_result | None:
         return lstat(parent, name)
     except FileNotFoundError:
         return None
+
+
+def lstat_now(parent: Descriptor, name: bytes) -> os.stat_result | None:
+    """The same as the server has it now: decides whether another writer has changed something."""
+    try:
+        return statx.lstat(parent.fd, name)
+    except FileNotFoundError:
+        return None
+
+
+def fstat_now(file: Descriptor) -> os.stat_result:
+    """Attributes of an open file as the server has them now."""
+    return statx.fstat(file.fd)
 
 
 def readlink(parent: Descriptor, name: bytes) -> bytes:
