@@ -114,6 +114,21 @@ def test_appended_and_appended(stage: Stage) -> None:
     kept(stage)
 
 
+def test_who_has_ours_open_goes_on_with_it(stage: Stage) -> None:
+    stage.put(f="before,")
+    with open(stage.path / "f", "a", buffering=1) as file:
+        file.write("ours\n")
+        replace(stage.share / "f", "theirs")
+        stage.theirs_is_done()
+        stage.mount.client.flush([stage.name.encode()], 2.0)  # ours waits to be closed
+        assert (stage.path / "f").read_text() == "theirs"
+        file.write("more of ours\n")
+    stage.flush()
+    held = {"f": b"theirs", "f!": b"before,ours\nmore of ours\n"}
+    assert stage.held() == stage.shown() == held
+    kept(stage)
+
+
 def test_patched_and_replaced(stage: Stage) -> None:
     stage.put(f="before")
     patch(stage.path / "f", "OURS")

@@ -409,20 +409,25 @@ class Flusher:
                 change.busy = False
             if (at := _arrival(step)) is not None:
                 del at[0].arriving[at[1]]
-            self._steps -= 1
             self._logs.went(item)
-        if error is None:
-            node.retries = 0
-        else:
-            self.failures.note(item, step, error)
-        self.room.ended(item, step, error)
-        if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-            await self.failures.look_for_places(step)
+        try:
+            await self._take_note(item, step, error)
+        finally:
+            self._steps -= 1  # until now it was not known what else is to be done
         self._volume.step_ended(node)
         self._tree.touch_item(item)
         self._tree.touch_item(node)
         self.hurry()
         self._volume.forget_if_gone(node)
+
+    async def _take_note(self, item: Item, step: Step, error: OSError | None) -> None:
+        if error is None:
+            step.node.retries = 0
+        else:
+            self.failures.note(item, step, error)
+        self.room.ended(item, step, error)
+        if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            await self.failures.look_for_places(step)
 
     async def _try(self, step: Step) -> OSError | None:
         """Make the calls of a step; an error of the share is returned."""
