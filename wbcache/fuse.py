@@ -41,8 +41,9 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LOCAL_TIMEOUT = 60.0
-"""Seconds for which the kernel may keep what the share does not know of yet."""
+LOCAL_TIMEOUT = 5.0
+"""Seconds for which the kernel may keep what the share does not know of yet. It goes on to do so
+when the share has it and others can change it."""
 
 BLOCK = 4096
 

@@ -114,6 +114,19 @@ def test_appended_and_appended(stage: Stage) -> None:
     kept(stage)
 
 
+def test_what_was_just_made_here_and_then_replaced_is_noticed(stage: Stage) -> None:
+    """Not a conflict: ours was on the share already. The kernel must not go on to show it."""
+    if stage.notices:
+        (stage.path / "f").write_text("before")
+        assert (stage.path / "f").stat().st_size == len("before")
+        stage.flush()
+        replace(stage.share / "f", "theirs and longer")
+        shown = stage.path / "f"
+        wait_until(lambda: shown.stat().st_size == len("theirs and longer"), "it is noticed")
+        wait_until(lambda: shown.read_text() == "theirs and longer", "it is noticed")
+        assert stage.conflicts() == []
+
+
 def test_who_has_ours_open_goes_on_with_it(stage: Stage) -> None:
     stage.put(f="before,")
     with open(stage.path / "f", "a", buffering=1) as file:
