@@ -45,12 +45,17 @@ def drain(mounts: list[Mounted], backing: Path) -> dict[str, bytes]:
     """Flush both until neither finds anything of the other's; what the share holds then."""
 
     def drained() -> dict[str, bytes] | None:
-        before = files(backing)
         for mount in mounts:
             mount.hand_over()
             mount.client.flush([b""], 10.0)
-        quiet = not any(mount.client.pending() for mount in mounts)
-        return before if quiet and files(backing) == before else None
+        try:
+            before = files(backing)
+            for mount in mounts:
+                mount.client.flush([b""], 10.0)
+            quiet = not any(mount.client.pending() for mount in mounts)
+            return before if quiet and files(backing) == before else None
+        except FileNotFoundError:
+            return None  # something was just being flushed
 
     held = wait_until(drained, "both mounts are drained", 60)
     assert held is not None
