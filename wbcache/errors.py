@@ -37,6 +37,10 @@ EXIT_OK = 0
 EXIT_INTERRUPTED = 130
 
 
+class CacheDiskError(OSError):
+    """The cache's own disk refuses something; the share has no part in it."""
+
+
 class WbcacheError(Exception):
     """One line for the user: what failed, why, and what to do about it.
 

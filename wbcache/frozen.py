@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from wbcache.errors import CacheDiskError
+
 
 class FrozenCopy:
     """Ranges of a cache file as they were at one instant."""
@@ -19,7 +21,13 @@ class FrozenCopy:
         self._own = -1
 
     def fill(self, directory: str, source: int) -> None:
-        """Copy the ranges to an unnamed file at the same offsets. Blocks."""
+        """Copy the ranges to an unnamed file at the same offsets. Blocks. Raises CacheDiskError."""
+        try:
+            self._fill(directory, source)
+        except OSError as error:
+            raise CacheDiskError(error.errno, error.strerror) from error
+
+    def _fill(self, directory: str, source: int) -> None:
         flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
         self.source = self._own = os.open(directory, flags, 0o600)
         for start, stop in self.ranges:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from wbcache.errors import CacheDirError, CacheFormatError
+from wbcache.errors import CacheDirError, CacheDiskError, CacheFormatError
 from wbcache.extents import Extents
 from wbcache.node import Content, Directory, Node
 from wbcache.tree import Item, Name, NameChange
@@ -133,8 +133,8 @@ class ConflictRow(NamedTuple):
 def _to_oserror(error: sqlite3.Error) -> OSError:
     text = str(error)
     if "full" in text:
-        return OSError(errno.ENOSPC, "the cache disk is full: " + text)
-    return OSError(errno.EIO, "the journal can't be written: " + text)
+        return CacheDiskError(errno.ENOSPC, "the cache disk is full: " + text)
+    return CacheDiskError(errno.EIO, "the journal can't be written: " + text)
 
 
 class Journal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -11,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests import volumes
 from tests.endtoend.checkpoints import blob, read
 from tests.endtoend.stage import Stage
 from tests.faultshare.client import FaultShare
 from tests.mounting import NEVER_BY_ITSELF, Mounted, contents, merge
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_async
+from wbcache.errors import CacheDiskError
+from wbcache.node import Directory
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("fuse")]
 
@@ -142,6 +146,28 @@ def test_a_share_that_does_not_tell_its_room_is_not_filled_in_vain(stage: Stage)
     stage.settle()
 
 
+def test_a_kill_on_a_full_share_loses_nothing(stage: Stage) -> None:
+    limit(stage, 1.5)
+    mount, saved = stage.mount, blob("ckpt0", SIZE)
+    (stage.path / "ckpt0").write_bytes(saved)
+    stage.flush()
+    for number in range(1, 4):
+        saved = blob(f"ckpt{number}", SIZE)
+        (stage.path / f"ckpt{number}").write_bytes(saved)
+        (stage.path / f"ckpt{number - 1}").unlink()
+        rule = stage.share.hang(["write"], "run/.wbcache-*", times=1, after=number % 2 == 0)
+        mount.client.flush([b""], 0.2)
+        stage.share.wait_hung("write")
+        mount.strike()
+        stage.share.release(rule)
+        mount.wait_killed()
+        mount.remount()
+        assert (stage.path / f"ckpt{number}").read_bytes() == saved
+        stage.flush(timeout=60)
+        assert stage.held().keys() - set(stage.leftovers()) == {f"ckpt{number}"}
+    stage.settle()
+
+
 def test_without_anything_to_remove_a_valid_prefix_waits_for_room(stage: Stage) -> None:
     limit(stage, 2.5)
     saved = {f"part{number}": blob(f"part{number}", SIZE) for number in range(6)}
@@ -252,3 +278,29 @@ def test_whatever_happens_on_a_full_share_all_arrives_once_there_is_room(
                 assert data == shown[name][1], (round_, name)
     stage.share.quota(None)
     stage.settle(timeout=60)
+
+
+async def test_a_full_cache_disk_is_not_a_full_share(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share" / "old").write_bytes(b"old")
+    async with volumes.mounted(str(tmp_path / "share"), str(tmp_path / "cache")) as mount:
+        fs, flusher, journal = mount.filesystem, mount.flusher, mount.volume.journal
+        root = mount.volume.tree.root
+        add_temporary, refused = journal.add_temporary, 0
+
+        def refuse(directory: Directory, name: bytes) -> None:
+            nonlocal refused
+            refused += 1
+            raise CacheDiskError(errno.ENOSPC, "the cache disk is full")
+
+        journal.add_temporary = refuse  # type: ignore[method-assign]
+        node = await fs.names.create(root, b"new", 0o644, 0, 0)
+        await fs.files.write(node, 0, b"new")
+        await fs.names.unlink(root, b"old")
+        flusher.drain()
+        await wait_until_async(lambda: refused > 5, "it is tried again and again")
+        assert not flusher.room.is_short
+        assert (tmp_path / "share" / "old").exists()
+        journal.add_temporary = add_temporary  # type: ignore[method-assign]
+        await mount.drain()
+    assert os.listdir(tmp_path / "share") == ["new"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from wbcache.errors import CacheDiskError
+
 REFUSED = frozenset(
     {
         errno.EACCES,
@@ -34,12 +36,14 @@ def refused(error: OSError) -> bool:
 
 def is_full(error: OSError) -> bool:
     """Whether the share has no room."""
-    return error.errno in SPACE
+    return error.errno in SPACE and not isinstance(error, CacheDiskError)
 
 
 def describe(error: OSError) -> str:
     """The error in words, without file names (those are shown beside it, escaped)."""
     text = os.strerror(error.errno) if error.errno else str(error)
+    if isinstance(error, CacheDiskError):
+        return f"the cache's disk: {text}"
     if is_full(error):
         return f"the share is full ({text})"
     return text
