@@ -51,6 +51,28 @@ def test_what_else_is_in_it_shows(share: FaultShare, mount: Mounted) -> None:
     assert os.listdir(mount.path / "made") == ["theirs"]
 
 
+def test_the_rename_of_one_of_two_links_is_known_after_a_kill(
+    share: FaultShare, mount: Mounted
+) -> None:
+    """It was looked for where the other link is; the new name then seemed to be somebody else's."""
+    (mount.path / "one").write_text("data")
+    mount.flush()
+    os.link(mount.path / "one", mount.path / "two")
+    mount.flush()
+    (mount.path / "two").rename(mount.path / "three")
+    share.hang(["rename"], after=True)
+    mount.client.flush([b""], 0.0)
+    share.wait_hung("rename")
+    (mount.path / "three").unlink()
+    mount.strike()
+    share.release()
+    mount.wait_killed()
+    mount.remount()
+    mount.flush()
+    assert os.listdir(mount.path) == ["one"]
+    assert sorted(os.listdir(share.backing)) == [".wbcache", "one"]
+
+
 def test_a_final_flush_removes_temporaries_though_that_fails_at_first(
     share: FaultShare, mount: Mounted
 ) -> None:

@@ -113,17 +113,20 @@ class Settler:
         directory, name = at
         places = [link for link in node.slinks if link != at]
         old = directory.share.get(name)
-        if old is node or not places or not places[0][0].on_share:
+        if old is node or not places:
             return
         st = await self._stat(at)
         if st is None or not self._files.accepts(node)(st):
             return
-        if await self._stat(places[0]) is not None:
+        # Of several names of a file any may have been the one.
+        gone = [link for link in places if link[0].on_share and await self._stat(link) is None]
+        if not gone:
             return
         now = self._volume.clock()
-        self._tree.set_share(*places[0], None, now)
+        for link in gone:
+            self._tree.set_share(*link, None, now)
         self._tree.set_share(directory, name, node, now)
-        self._take_over(node, at, old, places[:1])
+        self._take_over(node, at, old, gone)
 
     def _take_over(self, node: Node, at: Name, old: Node | None, others: list[Name]) -> None:
         """The tree has what had happened: the journal gets it too."""
