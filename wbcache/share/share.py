@@ -31,6 +31,13 @@ T = TypeVar("T")
 
 _MAX_DIRECTORIES = 2048
 
+MAX_CALLERS = 256
+"""Foreground calls that may wait for the share at a time. The mount serves four times as many
+requests, so that enough are left for what is known here."""
+
+SILENCE = 1.0
+"""Seconds without any answer after which more callers than that are turned away."""
+
 _CUT_OFF = (errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN)
 """Errors of the way to the share: it has not said anything."""
 
@@ -75,6 +82,7 @@ class Share:
         """Directories that are being renamed there."""
         self._moved = trio.Event()
         """Set, and replaced, when one ends."""
+        self._callers = trio.CapacityLimiter(MAX_CALLERS)
         self._lookups = trio.CapacityLimiter(64)
         self._data = trio.CapacityLimiter(32)
         self._flush = trio.CapacityLimiter(workers)
@@ -104,11 +112,24 @@ class Share:
         if not self.health.answering:
             raise OSError(errno.ETIMEDOUT, "the share does not answer")
         with trio.move_on_after(deadline):
-            if not self._verified.is_set():
-                await self._verified.wait()
-            ticket = self.health.begin(question=question)
-            return await self._in_thread(lane, ticket, call)
+            if self._callers.available_tokens <= 0:
+                await self._queue()
+            async with self._callers:
+                if not self._verified.is_set():
+                    await self._verified.wait()
+                ticket = self.health.begin(question=question)
+                return await self._in_thread(lane, ticket, call)
         raise OSError(errno.ETIMEDOUT, f"the share did not answer within {deadline:g} s")
+
+    async def _queue(self) -> None:
+        """Wait until there is room among the callers, for as long as the share answers.
+
+        Each of them keeps one of the requests that the mount can serve at a time.
+        """
+        while self._callers.available_tokens <= 0:
+            if self.health.waiting > SILENCE or not self.health.answering:
+                raise OSError(errno.ETIMEDOUT, "the share does not answer, and many wait for it")
+            await trio.sleep(SILENCE / 4)
 
     async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Change the share: waits for as long as it takes."""
