@@ -1,13 +1,13 @@
 """The hang benchmark: a training loop on a share that stops answering in the middle.
 
-    python -m tests.bench.hang [--hang 120] [--columns wbcache,rclone,juicefs] [--json FILE]
+    python -m tests.bench.hang [--hang 120] [--columns native,wbcache,rclone,juicefs] [--json FILE]
 
 For each column in turn: a share of its own (`tests.faultshare`), the mount over it with its
 defaults, and the loop of `training.py` on it. After some time every call on the share hangs, for
 ``--hang`` seconds; then it goes on as if nothing had been. Printed are the errors and the times of
 the calls that the loop made during the hang, and whether the share holds afterwards what the loop
 wrote, to the byte. JuiceFS's files are not files on its share: they are read back through another
-mount of it, with an empty cache.
+mount of it, with an empty cache. The bare disk is there for what the machine itself adds.
 """
 
 from __future__ import annotations
@@ -101,6 +101,19 @@ class Peer:
         raise NotImplementedError
 
 
+class _Native(Peer):
+    """The disk that holds the caches, for what the machine itself adds."""
+
+    @contextmanager
+    def run(self, work: str, share: str) -> Iterator[Peer]:
+        self.root = os.path.join(work, "native")
+        os.mkdir(self.root)
+        yield self
+
+    def arrived(self, wanted: Digests) -> str:
+        return differences(os.path.join(self.root, "run"), wanted)
+
+
 class _WbCache(Peer):
     @contextmanager
     def run(self, work: str, share: str) -> Iterator[Peer]:
@@ -160,6 +173,7 @@ class _JuiceFS(Peer):
 
 
 PEERS: Mapping[str, Callable[[str, str], Peer]] = {
+    "native": _Native,
     "wbcache": _WbCache,
     "rclone": _Rclone,
     "juicefs": _JuiceFS,
@@ -299,7 +313,7 @@ def _milliseconds(seconds: float) -> str:
 @click.command()
 @click.option("--hang", default=120.0, show_default=True, help="seconds")
 @click.option("--around", default=15.0, show_default=True, help="seconds before and after")
-@click.option("--columns", default="wbcache,rclone,juicefs", show_default=True)
+@click.option("--columns", default="native,wbcache,rclone,juicefs", show_default=True)
 @click.option("--latency-ms", default=5.0, show_default=True, help="of every call on the share")
 @click.option("--bandwidth-mb", default=100.0, show_default=True, help="of the share")
 @click.option("--checkpoint-mb", default=200, show_default=True)
@@ -329,7 +343,7 @@ def main(
     plan = Plan(hang, around, latency_ms, bandwidth_mb, checkpoint_mb << 20, every)
     results = []
     try:
-        programs = ensure_peers(peers_dir) if set(names) != {"wbcache"} else ""
+        programs = ensure_peers(peers_dir) if {"rclone", "juicefs"} & set(names) else ""
         with tempfile.TemporaryDirectory(prefix="hang-", dir=work_dir) as base:
             with console.status("starting") as status:
                 for name in names:
