@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,6 +263,36 @@ def test_a_share_that_is_mounted_anew_is_found_again(share: FaultShare, tmp_path
                 assert (again.backing / "log").read_text() == "first\nsecond\n"
                 assert sorted(os.listdir(mounted.path)) == ["data", "log"]
                 assert mounted.umount().returncode == 0
+
+
+def test_a_share_that_hangs_and_is_mounted_anew_is_found_again(
+    share: FaultShare, tmp_path: Path
+) -> None:
+    """What hangs in its old mount may hang for good."""
+    place = tmp_path / "place"
+    place.mkdir()
+    share.close()
+    with FaultShare(tmp_path / "backing", place) as old, Mounted(place, config=CONFIG) as mounted:
+        assert sorted(os.listdir(mounted.path)) == ["data"]
+        assert sorted(os.listdir(mounted.path / "data")) == ["deep", "one", "three", "two"]
+        old.hang()
+        (mounted.path / "data" / "stuck").write_text("on its way")
+        assert wbcache("flush", "--timeout", "1", mounted.path / "data" / "stuck").returncode == 3
+        with pytest.raises(TimeoutError):
+            os.listdir(mounted.path / "data" / "deep")
+        subprocess.run(["umount", "-l", place], check=True)
+        with FaultShare(tmp_path / "backing", place) as again:
+            wait_until(lambda: "answers again" in mounted.log(), "it is found again")
+            # This one has nothing older in its directory that is stuck.
+            assert os.listdir(mounted.path / "data" / "deep") == []
+            (mounted.path / "data" / "deep" / "new").write_text("later")
+            mounted.flush("data/deep/new")
+            assert (again.backing / "data" / "deep" / "new").read_text() == "later"
+            old.release()
+            old.clear()
+            mounted.flush()
+            assert (again.backing / "data" / "stuck").read_text() == "on its way"
+            assert mounted.umount().returncode == 0
 
 
 def test_a_killed_daemon_that_hangs_can_be_told_and_taken_away(share: FaultShare) -> None:

@@ -66,6 +66,23 @@ def test_slow_while_nothing_is_answered(health: Health, clock: Clock) -> None:
     assert health.state == "answering"
 
 
+def test_a_call_that_stays_stuck_is_told_once(
+    health: Health, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticket = health.begin()
+    for _ in range(200):
+        answered(health, clock, 0.1)
+        health.observe()
+    assert health.state == "slow"
+    assert len(caplog.records) == 1
+    health.end(ticket)
+    for _ in range(50):
+        answered(health, clock, 0.1)
+        health.observe()
+    assert health.state == "answering"
+    assert len(caplog.records) == 2
+
+
 def test_a_silence_is_not_taken_for_slowness(health: Health, clock: Clock) -> None:
     answered(health, clock, 0.03)
     waiting = [health.begin() for _ in range(40)]

@@ -36,6 +36,9 @@ RETRY = 2.0
 LOOK = 0.25
 """Seconds between two looks at something that has no other way of telling."""
 
+MOUNTS_LOOK = 1.0
+"""The same for the table of mounts, which may be long."""
+
 
 class _MountedAnewError(Exception):
     """While a call was waited for, something else was mounted at SOURCE."""
@@ -70,6 +73,8 @@ class Attachment:
         self.problem: str | None = "it has not answered yet"
         """Why the share is not used; None while it is."""
         self.warnings: list[str] = []
+        self._opened: mounts.MountEntry | None = None
+        """The mount at SOURCE when it was opened."""
         self._serving = False
         """From then on a share without our id is never accepted by itself."""
         volume.share.suspend()
@@ -191,7 +196,7 @@ class Attachment:
         await self._as_mounted(lambda: volume.share.open_root(self._source))
         for node in volume.tree.nodes.values():
             node.share_fd = None
-        entry = self._entry()
+        self._opened = entry = self._entry()
         # Network and local file systems keep inode numbers; those in user space often don't.
         volume.share.stable_ino = entry is not None and not entry.fstype.startswith("fuse")
 
@@ -199,19 +204,26 @@ class Attachment:
         return mounts.mount_of(self._source, mounts.read_mounts())
 
     async def _until_lost(self) -> None:
-        """Wait until the root of the share can't be used any more."""
+        """Wait until the root of the share can't be used any more: it says so, or it says nothing
+        and something else is mounted at SOURCE by now."""
         share = self._volume.share
         while True:
-            await share.doubted.wait()
-            share.doubted = trio.Event()
-            if share.is_missing:
+            with trio.move_on_after(MOUNTS_LOOK):
+                await share.doubted.wait()
+            if share.doubted.is_set():
+                share.doubted = trio.Event()
+                try:
+                    with trio.move_on_after(share.lookup_deadline):
+                        await share.probe()
+                except OSError as error:
+                    if error.errno in LOST:
+                        return
+                await trio.sleep(LOOK)
+            if self._over_source or share.health.answering:
+                continue
+            entry = self._entry()
+            if entry != self._opened and entry is not None and not entry.is_local_disk:
                 return
-            try:
-                await share.probe()
-            except OSError as error:
-                if error.errno in LOST:
-                    return
-            await trio.sleep(LOOK)
 
     async def _ask(self, call: Callable[..., T], *args: Any) -> T:
         find_out: Callable[..., Awaitable[T]] = self._volume.share.find_out
@@ -235,7 +247,7 @@ class Attachment:
 
             nursery.start_soon(make)
             while self._entry() == before:
-                await trio.sleep(LOOK)
+                await trio.sleep(MOUNTS_LOOK)
             nursery.cancel_scope.cancel()
         if failure:
             raise failure[0]

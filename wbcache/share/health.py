@@ -16,7 +16,7 @@ SLOW_SECONDS = 1.0
 """A share whose calls take so long on average is slow, until they take half of that."""
 
 WAITING_SECONDS = 5.0
-"""So is one that has not answered anything for so long."""
+"""So is one that leaves a call unanswered for so long."""
 
 PROMPT = 0.05
 
@@ -85,12 +85,16 @@ class Health:
     def observe(self) -> None:
         """Call it now and then: whether the share is slow is judged, and logged, here."""
         slow = self.latency > SLOW_SECONDS / (2 if self._slow else 1)
-        slow = slow or self.waiting > WAITING_SECONDS
+        oldest = next(iter(self._calls.values()), math.inf)
+        slow = slow or self._clock() - oldest > WAITING_SECONDS
         if slow != self._slow:
             self._slow = slow
             if self.answering:
-                took = f"{self.latency * 1000:.0f} ms a call"
-                log.warning("the share is slow, %s" if slow else "the share is as usual, %s", took)
+                state = "slow" if slow else "as usual"
+                took = self.latency * 1000
+                log.warning(
+                    "the share is %s, %.0f ms a call, %d under way", state, took, self.stuck
+                )
 
     @property
     def answering(self) -> bool:
