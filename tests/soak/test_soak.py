@@ -18,7 +18,7 @@ from tests.soak.soak import CONFIGS, Soak
 
 SEED = "WBCACHE_SOAK_SEED"
 SECONDS = float(os.environ.get("WBCACHE_SOAK_SECONDS", "3600"))
-SHORT = 75.0
+SHORT = 50.0
 
 CONFIG = {**CONFIGS[0], "share": {"lookup_deadline": "5s", "deadline": "5s"}}
 
