@@ -15,6 +15,7 @@ from tests.flush.world import Setting
 from tests.volumes import Entry, snapshot
 from wbcache.filesystem import FileSystem
 from wbcache.filesystem.attributes import Changes
+from wbcache.filesystem.files import Handle
 from wbcache.flush.plan import Step
 from wbcache.node import Directory, Node
 from wbcache.share.capabilities import Capabilities
@@ -126,6 +127,34 @@ class FaultyWorld:
         with open(self.at(path), "r+b" if offset is not None else "wb") as file:
             file.seek(0, os.SEEK_END) if offset == -1 else file.seek(offset or 0)
             file.write(data)
+
+    def open(self, path: str, flags: int) -> Handle:
+        """Open a file and leave it so; what is written to it is not done to the plain directory."""
+        handles = []
+
+        async def operation() -> None:
+            handles.append(self.fs.files.open(await self.find(path), flags))
+
+        self.do(operation)
+        return handles[0]
+
+    def add(self, handle: Handle, data: bytes) -> None:
+        """Write to the end of an open file."""
+
+        async def operation() -> None:
+            await self.fs.files.write(handle.node, handle.node.size, data)
+
+        self.do(operation)
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes."""
+        self._world.now += seconds
+
+    def advance(self) -> bool:
+        """Have the flusher start what is due, and one of its tasks go on; False without any."""
+        self._world.perform(self._world.turn())
+        self._world.perform(self._world.resume())
+        return bool(self._world.tasks)
 
     def truncate(self, path: str, size: int) -> None:
         """Cut a file."""

@@ -16,7 +16,7 @@ LOG_LIMIT = 16 << 20
 
 HELD_LIMIT = 600.0
 """Seconds after which a new file that is still being written goes out as a snapshot, and without a
-write after which a replacement does."""
+write after which a replacement does (for a log, with or without)."""
 
 
 LOGS_FIRST = 10.0
@@ -127,11 +127,11 @@ class Timing:
         assert dirty is not None
         if self.all_due:
             return 0.0
+        is_log = node.append_only and node.size < LOG_LIMIT
         if node.slinks or node.base is not None:
-            return dirty.last + HELD_LIMIT
-        if node.append_only and node.size < LOG_LIMIT:
-            return dirty.first + self.delays(node)[1]
-        return dirty.first + HELD_LIMIT
+            # A log that is begun anew, `train.py > log`, may never pause.
+            return (dirty.first if is_log else dirty.last) + HELD_LIMIT
+        return dirty.first + (self.delays(node)[1] if is_log else HELD_LIMIT)
 
     def delays(self, node: Node) -> tuple[float, float]:
         """(idle delay, maximum age) of a node, by its policy."""
