@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,16 +29,19 @@ def files(top: Path) -> dict[str, bytes]:
     return {name: data for name, (_, data) in contents(top).items() if name != "sub"}
 
 
-def shows(mount: Mounted, held: dict[str, bytes]) -> bool:
-    """Whether a mount has seen all that the other has done; a content is known by its length."""
-    found = {}
-    try:
-        for path in (*mount.path.iterdir(), *(mount.path / "sub").iterdir()):
-            found[str(path.relative_to(mount.path))] = path.stat().st_size
-    except FileNotFoundError:
-        return False  # a name that it has just found to be gone
-    del found["sub"]
-    return found == {name: len(data) for name, data in held.items()}
+def unseen(mount: Mounted, held: dict[str, bytes]) -> set[tuple[str, int]]:
+    """Names and lengths (by which a content is known) that a mount shows and the share does not
+    have, or the other way round."""
+    found = set()
+    for path in (*mount.path.iterdir(), *(mount.path / "sub").iterdir()):
+        with suppress(FileNotFoundError):  # it has just been found to be gone
+            found.add((str(path.relative_to(mount.path)), path.stat().st_size))
+    on_share = {(name, len(data)) for name, data in held.items()}
+    return {entry for entry in found ^ on_share if entry[0] != "sub"}
+
+
+def _sees_all(mount: Mounted, held: dict[str, bytes]) -> bool:
+    return not unseen(mount, held)
 
 
 def drain(mounts: list[Mounted], backing: Path) -> dict[str, bytes]:
@@ -84,7 +87,9 @@ def run(seed: int, seconds: float) -> str:
         assert beside <= told, "a conflict of which nothing was told"
         assert verdict.kept and verdict.known and verdict.widths
         for mount in mounts:
-            wait_until(partial(shows, mount, held), "it shows what the share has", 60)
+            with suppress(AssertionError):
+                wait_until(partial(_sees_all, mount, held), "it shows what the share has", 60)
+            assert not unseen(mount, held)
         return str(verdict)
 
 
