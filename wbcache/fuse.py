@@ -305,6 +305,9 @@ class Operations(pyfuse3.Operations):
             if node.attrs_at is None and not node.ours:
                 # Only the type is known: the kernel has to ask when somebody wants more.
                 attr.attr_timeout = attr.entry_timeout = 0.0
+            elif self._fs.listings.is_stale(node):
+                # Or else who lists again and again would never see a change.
+                attr.attr_timeout = 0.0
             if not pyfuse3.readdir_reply(token, FileNameT(name), attr, at + 1):
                 break
             if not dots:

@@ -127,6 +127,19 @@ def test_what_was_just_made_here_and_then_replaced_is_noticed(stage: Stage) -> N
         assert stage.conflicts() == []
 
 
+def test_a_change_is_noticed_by_who_lists_again_and_again(stage: Stage) -> None:
+    """The kernel is given attributes with a listing, and must not believe them anew each time."""
+    if stage.notices:
+        stage.put(f="before")
+        with open(stage.share / "f", "w") as file:
+            file.write("theirs and longer")
+
+        def shown() -> list[int]:
+            return [path.stat().st_size for path in stage.path.iterdir()]
+
+        wait_until(lambda: shown() == [len("theirs and longer")], "it is noticed")
+
+
 def test_who_has_ours_open_goes_on_with_it(stage: Stage) -> None:
     stage.put(f="before,")
     with open(stage.path / "f", "a", buffering=1) as file:

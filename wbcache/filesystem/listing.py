@@ -159,6 +159,13 @@ class Listings:
 
     # -- attributes ----------------------------------------------------------------------------
 
+    def is_stale(self, node: Node) -> bool:
+        """Whether the share has to be asked for a node's attributes, sooner or later."""
+        if not node.on_share or node.dirty is not None or node is self._tree.root:
+            return False
+        ttl = self._volume.config.share.attr_ttl
+        return node.attrs_at is None or self._volume.clock() - node.attrs_at > ttl
+
     async def attributes(self, node: Node) -> None:
         """Make sure that the node's attributes are known, and reasonably fresh."""
         if not node.on_share or node.dirty is not None or node is self._tree.root:
