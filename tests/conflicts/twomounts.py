@@ -161,10 +161,10 @@ class History:
     looks: dict[tuple[int, str], list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    lookups: dict[tuple[int, str], list[tuple[float, float]]] = field(
+    asked: dict[tuple[int, str], list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    """Those looks that ask what a name means."""
+    """Those looks that ask for attributes, whatever the client remembers."""
     widths: list[float] = field(default_factory=list)
     """Seconds from a look at a name to the end of the rename or removal that relied on it."""
 
@@ -220,8 +220,8 @@ def _events(
     for op in ops:
         if op.op in ("lookup", "getattr", "open"):
             found.looks[mount, op.path].append((op.start, _end(op)))
-        if op.op == "lookup":
-            found.lookups[mount, op.path].append((op.start, _end(op)))
+        if op.op == "getattr":
+            found.asked[mount, op.path].append((op.start, _end(op)))
         if not op.effect:
             continue
         if op.op == "create":
@@ -238,15 +238,11 @@ def _events(
 def _look(found: History, mount: int, op: Op, name: str) -> float:
     """When the look began by which a rename or removal was decided.
 
-    The call itself looks its names up once more, a rename the old one first; and nobody else looks
-    at a temporary.
+    It asks what the name means, and then the server for attributes, whatever the client remembers.
+    The call itself only asks what its names mean, twice if that has changed.
     """
-    before, own = op.start, 1
-    if op.op == "rename":
-        before = max(a for a, _ in found.lookups[mount, op.path] if a <= op.start)
-        own = 0
-    looks = [began for began, ended in found.lookups[mount, name] if ended <= before]
-    return looks[-1 - own]
+    asked = max((a for a, b in found.asked[mount, name] if b <= op.start), default=op.start)
+    return max((a for a, b in found.looks[mount, name] if b <= asked), default=asked)
 
 
 def _end(op: Op) -> float:
