@@ -204,14 +204,16 @@ class Attachment:
         return mounts.mount_of(self._source, mounts.read_mounts())
 
     async def _until_lost(self) -> None:
-        """Wait until the root of the share can't be used any more: it says so, or it says nothing
-        and something else is mounted at SOURCE by now."""
+        """Wait until the root of the share can't be used any more: it says so, it has lost our id
+        file, or it says nothing and something else is mounted at SOURCE by now."""
         share = self._volume.share
         while True:
             with trio.move_on_after(MOUNTS_LOOK):
                 await share.doubted.wait()
             if share.doubted.is_set():
                 share.doubted = trio.Event()
+                if share.is_missing:
+                    return
                 try:
                     with trio.move_on_after(share.lookup_deadline):
                         await share.probe()
