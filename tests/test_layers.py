@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"config", "options", "disks", "recovered"},
     {"share"},
     {"journal", "store", "space", "daemon.lock", "frozen", "sharedcall"},
-    {"remembered", "conflicts"},
+    {"remembered", "retired", "conflicts"},
     {"loading", "volume", "laying"},
     {"flush"},
     {"filesystem"},

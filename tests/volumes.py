@@ -45,15 +45,17 @@ def open_volume(
     share_type: type[Share] = Share,
     volume_type: type[Volume] = Volume,
     store: Store | None = None,
+    power_lost: bool = False,
 ) -> tuple[Volume, Loaded]:
     """Open (or make) the cache of a share; `close_volume` gives its descriptors back."""
     os.makedirs(cache, exist_ok=True)
     journal = Journal(os.path.join(cache, "journal.db"))
     if store is None:
         store = Store(os.path.join(cache, "data"))
-    loaded = load(journal, store, clock)
+    loaded = load(journal, store, clock, power_lost=power_lost)
     epoch = int(journal.get_meta("epoch") or 0) + 1
     journal.set_meta("epoch", epoch)
+    journal.sync()
     root_fd = os.open(share, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     reached = share_type(
         root_fd,
@@ -134,11 +136,19 @@ async def mounted(
     *,
     config: Config = QUICK,
     capabilities: Capabilities | None = None,
+    power_lost: bool = False,
+    at_end: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Mounted]:
     """A volume that is served and flushed. Leaving the block ends it as a kill would: nothing more
-    is flushed, and the outcome of calls under way is not stored."""
+    is flushed, and the outcome of calls under way is not stored. ``at_end`` is called when nothing
+    runs any more and the cache directory is as the kill left it."""
     volume, loaded = open_volume(
-        share, cache, config=config, capabilities=capabilities, share_type=WatchedShare
+        share,
+        cache,
+        config=config,
+        capabilities=capabilities,
+        share_type=WatchedShare,
+        power_lost=power_lost,
     )
     reached = volume.share
     assert isinstance(reached, WatchedShare)
@@ -158,6 +168,7 @@ async def mounted(
         with trio.CancelScope(shield=True):
             while reached.threads:  # a killed process has no threads that go on
                 await trio.sleep(0.001)
+        at_end()
         close_volume(volume)
 
 

@@ -205,7 +205,11 @@ class _Loader:
         length = os.stat(path).st_size if content.exists else 0
         if not content.whole and not content.dirty:
             return
-        if not content.fresh and length >= content.synced:
+        grows = content.dirty.covers(END - 1, END)
+        certain = content.synced if grows else max(stop for _, stop in content.dirty)
+        if not content.fresh and length >= certain:
+            if grows and length > certain >= 0:
+                _cut(path, certain)  # the journal has lost that more was written
             return
         base = node.base.size if node.base is not None else 0
         if content.whole or node.spilled:
@@ -218,7 +222,7 @@ class _Loader:
                 node.size = base  # the share has all that is certain
                 return
             if base <= content.synced <= length:
-                os.truncate(path, content.synced)
+                _cut(path, content.synced)
                 content.fresh = False
                 return
         content.torn = True
@@ -330,3 +334,10 @@ class _Loader:
             if owner is not None and intent.kind in ("publish", "grow", "patch", "attributes"):
                 owner.sent += (Signature(intent.size, intent.mtime, intent.sino),)
         return loaded
+
+
+def _cut(path: str, length: int) -> None:
+    """Cut a cache file; the time of its last write stays."""
+    mtime = os.stat(path).st_mtime_ns
+    os.truncate(path, length)
+    os.utime(path, ns=(mtime, mtime))

@@ -26,6 +26,7 @@ from wbcache.journal import EXTENT_DIRTY, Journal
 from wbcache.node import Content, Directory, Node, Signature
 from wbcache.policy import Policies
 from wbcache.remembered import Remembered
+from wbcache.retired import Retired
 from wbcache.share import calls
 from wbcache.share.capabilities import Capabilities
 from wbcache.share.descriptor import Descriptor
@@ -111,8 +112,7 @@ class Volume:
         for node in tree.nodes.values():
             if node.content is not None:
                 self.space.used += node.content.blocks
-        self._trash: list[tuple[str, int]] = []
-        """Cache files to be unlinked, and the bytes that they take."""
+        self.retired = Retired(store, self.space, self.local_lane)
         self._journal_sync = SharedCall(journal.sync, self.local_lane)
         for node in list(tree.nodes.values()):
             self.policy_changed(node)
@@ -254,14 +254,7 @@ class Volume:
         if content.pins > 0:
             return
         self.journal.forget_extents(content.gen)
-        taken, content.blocks = content.blocks, 0
-        if not self.store.recycle(content):
-            path = self.store.release(content)
-            if path is not None:
-                self._trash.append((path, taken))
-                return
-        if taken:
-            self.space.give(taken)
+        self.retired.add(content)
 
     def count_blocks(self, content: Content, taken: int = 0) -> None:
         """A generation's cache file was changed, for which bytes had been taken: count it anew."""
@@ -339,27 +332,14 @@ class Volume:
 
     def discard(self, gen: int) -> None:
         """Remove a cache file that belongs to nothing."""
-        self._trash.append((self.store.path(gen), 0))
-
-    async def empty_trash(self) -> None:
-        """Unlink retired cache files."""
-        while self._trash:
-            trash, self._trash = self._trash, []
-            paths = [path for path, _ in trash]
-            await trio.to_thread.run_sync(_unlink_all, paths, limiter=self.local_lane)
-            self.space.give(sum(taken for _, taken in trash))
-
-    @property
-    def trash(self) -> int:
-        """Cache files waiting to be unlinked."""
-        return len(self._trash)
+        self.retired.add_stray(self.store.path(gen))
 
     def note_clean(self, content: Content, size: int) -> None:
         """The share has ``size`` bytes of a generation: they may be evicted, and a power loss
         can't tear them."""
         content.used = self.clock()
-        content.synced = size
-        content.fresh = bool(content.dirty)
+        content.synced = max(content.synced, size)  # an fsync may have covered more
+        content.fresh = content.fresh and bool(content.dirty)
 
     def size_of(self, node: Node, content: Content) -> int:
         """The size of a generation; when it is not the node's any more, what it was at the end."""
@@ -439,7 +419,9 @@ class Volume:
 
     async def sync_journal(self) -> None:
         """Make all committed transactions durable; calls made meanwhile share the next sync."""
+        retired = self.retired.count
         await self._journal_sync.run()
+        self.retired.forgotten(retired)
 
     async def sync_content(self, node: Node) -> None:
         """Make a file's bytes durable on the cache disk, and note it in the journal, which is
@@ -575,17 +557,6 @@ class Volume:
             self.retire(content)
         self.invalidate_inode(node.ino)
         return True
-
-
-def _unlink_all(paths: list[str]) -> None:
-    for path in paths:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                log.error("can't remove a cache file: %s", error)
 
 
 def _sync_file(fd: int, store: Store | None, gen: int) -> None:

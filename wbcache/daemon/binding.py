@@ -68,6 +68,7 @@ class Binder:
         self.epoch = int(journal.get_meta("epoch") or 0) + 1
         """Counts the mounts of this cache; part of every temporary's name."""
         journal.set_meta("epoch", self.epoch)
+        journal.sync()  # no power loss may have the next mount use it again
         text = journal.get_meta("capabilities")
         self.capabilities = Capabilities.from_json(str(text)) if text else None
         """As found out before; None when they are not known."""

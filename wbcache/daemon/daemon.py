@@ -236,7 +236,7 @@ class Daemon:
     async def _tidy(self) -> None:
         while True:
             await trio.sleep(CHECKPOINT_INTERVAL)
-            await self._volume.empty_trash()
+            await self._volume.retired.empty_trash()
 
     async def _checkpoint(self) -> None:
         while True:

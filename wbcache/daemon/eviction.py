@@ -102,7 +102,7 @@ class Evictor:
                 self._volume.tree.touch_item(node)
                 self._flusher.hurry()
                 return
-        if not going and not held and not self._volume.trash and not self._flusher.running:
+        if not going and not held and not self._volume.retired and not self._flusher.running:
             space.refuse()
 
     async def evict(self, excess: int) -> int:
@@ -134,7 +134,9 @@ class Evictor:
                 await self._punch(node, content)
                 freed += before - content.blocks
             await trio.lowlevel.checkpoint()
-        await volume.empty_trash()
+        if volume.retired:
+            await volume.sync_journal()
+        await volume.retired.empty_trash()
         return freed
 
     def _drop(self, node: Node) -> None:
@@ -159,8 +161,10 @@ class Evictor:
                 content.clean = kept
 
             try:
-                # The journal first: it must never call bytes present that are gone.
+                # The journal first: it must never call bytes present that are gone, not even after
+                # a power loss.
                 volume.commit(node, undo=undo, extra=lambda: volume.journal.put_extents(content))
+                await volume.sync_journal()
                 fd = volume.store.fd(content)
                 mtime = os.fstat(fd).st_mtime_ns
                 content.pins += 1

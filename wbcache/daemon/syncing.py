@@ -44,6 +44,8 @@ class Syncer:
             began = time.monotonic()
             if self._volume.unsynced:
                 await self._round()
+            elif self._volume.retired:
+                await self._volume.sync_journal()
             took = time.monotonic() - began
 
     async def _round(self) -> None:

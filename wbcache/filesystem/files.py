@@ -223,17 +223,29 @@ class Files:
         if size == 0:
             self._restart(node)
             return
-        while node.content in volume.frozen or (node.content and node.content.writing):
+        marked = False
+        while True:
             if node.content in volume.frozen:
                 await volume.frozen[node.content].wait()
-            else:
+            elif node.content is not None and node.content.writing:
                 await volume.write_done.wait()
+            elif not marked and node.content is not None and size < node.content.synced:
+                # After a power loss what is written in place of durable bytes must not be taken for
+                # them.
+                node.append_only, node.content.fresh, marked = False, True, True
+                volume.commit(node)
+                await volume.sync_journal()
+            else:
+                break
         content = volume.content_for_write(node)
         tree.touch(node, volume.clock())
         old = node.size
         before = (content.dirty.copy(), content.clean.copy(), content.base_limit)
+        durable = (content.synced, content.fresh)
         if size < old:
             content.cuts += 1
+            content.synced = min(content.synced, size)
+            content.fresh = True
             content.base_limit = min(content.base_limit, size)
             if not content.whole:
                 content.dirty.remove(size, END)
@@ -251,6 +263,7 @@ class Files:
 
         def undo() -> None:
             content.dirty, content.clean, content.base_limit = before
+            content.synced, content.fresh = durable
             node.size = old
             node.mtime, node.ctime = times
 

@@ -384,6 +384,11 @@ class Listings:
         for name, mode in entries:
             seen.add(name)
             if is_hidden(name, at_root=at_root):
+                earlier = self._volume.temporary_names.is_earlier(name)
+                if earlier and name not in directory.share:
+                    # A power loss can take the journal's last rows: nobody knows of it any more.
+                    self._volume.strays.append((directory, name))
+                    self._tree.wake()
                 continue
             known = directory.share.get(name)
             if known is not None and stat.S_IFMT(known.mode) == mode:

@@ -217,8 +217,8 @@ class Flusher:
             self._start_steps(nursery)
             if self._volume.strays:
                 nursery.start_soon(self._sweep)
-        if self._volume.trash:
-            nursery.start_soon(self._volume.empty_trash)
+        if self._volume.retired.trash:
+            nursery.start_soon(self._volume.retired.empty_trash)
         until = min(self._due[0][0] if self._due else math.inf, self.sweeper.due)
         if self._waiting and self.running and not self._ready:
             until = min(until, self._circles_at)

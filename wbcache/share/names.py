@@ -24,11 +24,16 @@ class TemporaryNames:
     def __init__(self, uuid8: str, epoch: int) -> None:
         self._own = f".wbcache-{uuid8}-".encode()
         self._prefix = f".wbcache-{uuid8}-{epoch:x}z"
+        self._current = self._prefix.encode()
         self._count = count()
 
     def is_ours(self, name: bytes) -> bool:
         """Whether a temporary is this cache's, of this mount or an earlier one."""
         return name.startswith(self._own)
+
+    def is_earlier(self, name: bytes) -> bool:
+        """Whether a temporary is this cache's, of a mount before this one."""
+        return self.is_ours(name) and not name.startswith(self._current)
 
     def fresh(self) -> bytes:
         """A name that no temporary of this cache ever had."""
