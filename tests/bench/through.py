@@ -24,6 +24,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from tests.diskusage import disk_usage
 from tests.faultshare.client import FaultShare
 from tests.mounting import Mounted
 
@@ -42,18 +43,6 @@ class Watched:
 
     peak: int = 0  # bytes that the cache took
     lines: list[float] = field(default_factory=list)  # seconds each
-
-
-def disk_usage(directory: Path) -> int:
-    """Bytes that everything in a directory takes of its disk."""
-    total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass
-    return total
 
 
 def write(path: Path, mebibytes: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.diskusage import disk_usage
 from tests.mounting import NEVER_BY_ITSELF, Mounted, merge
 from tests.waiting import wait_until
 
@@ -154,17 +155,10 @@ class ByteTester:
         """Wait until the cache holds nothing that the share has too."""
         self.flush()
         self.history.append("evict")
-        wait_until(lambda: _room_taken(self._mount.cache_dir) < FILLING + EVICTED, "clean bytes go")
+        wait_until(
+            lambda: disk_usage(self._mount.cache_dir / "data") < FILLING + EVICTED, "clean bytes go"
+        )
         self.forget()
-
-
-def _room_taken(cache: Path) -> int:
-    return sum(
-        os.lstat(os.path.join(directory, name)).st_blocks * 512
-        for directory, _, names in os.walk(cache / "data")
-        for name in names
-        if os.path.exists(os.path.join(directory, name))
-    )
 
 
 WEIGHTS: dict[Callable[[ByteTester], None], int] = {

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.crash.test_power_loss import held, lose_power
+from tests.diskusage import disk_usage
 from tests.faultshare.client import FaultShare
 from tests.mounting import Mounted
 from tests.waiting import wait_until
@@ -54,18 +55,6 @@ class Watch:
         finally:
             self._end.set()
             thread.join()
-
-
-def disk_usage(directory: Path) -> int:
-    """Bytes that everything in a directory takes of the disk."""
-    total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass
-    return total
 
 
 def block(number: int) -> bytes:
