@@ -242,6 +242,8 @@ def test_an_interrupted_umount_leaves_the_drain_going(tmp_path: Path) -> None:
                 [sys.executable, "-m", "wbcache.cli", "umount", mounted.record.mountpoint],
                 stderr=subprocess.PIPE,
                 text=True,
+                # What a script runs in the background ignores it.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             wait_until(mounted.daemon.started.is_set, "the drain begins")
             command.send_signal(signal.SIGINT)
