@@ -137,7 +137,9 @@ def test_events_are_written_at_local_speed_and_the_share_follows(
             seconds += time.monotonic()
             (name,) = os.listdir(logs)
             written = (logs / name).read_bytes()
-        share.set(latency_ms=0)
+            share.set(latency_ms=0)
+            mount.flush()
+            wait_until(lambda: watcher.sizes[-1:] == [len(written)], "all of it is seen")
         assert mount.umount().returncode == 0
         assert seconds < LOCAL
         assert watcher.wrong == []
