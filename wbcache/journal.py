@@ -517,10 +517,8 @@ class Journal:
                 os.posix_fallocate(fd, 0, BALLAST_BYTES)
             finally:
                 os.close(fd)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._drop_ballast()
+        except OSError:
+            self._drop_ballast()  # whatever refuses it: the cache goes on without
 
     def _drop_ballast(self) -> bool:
         try:
