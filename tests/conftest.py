@@ -67,6 +67,16 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     assert not left, "left behind by the tests: " + "; ".join(left)
 
 
+@pytest.fixture(autouse=True)
+def same_working_directory() -> Iterator[None]:
+    """Fail a test that leaves another working directory to those after it, and go back."""
+    before = os.getcwd()
+    yield
+    after = os.getcwd()
+    os.chdir(before)
+    assert after == before
+
+
 @pytest.fixture
 def fuse() -> None:
     """For tests that mount. They are skipped only where the kernel has no FUSE device."""

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def wbcache(
-    *arguments: str | os.PathLike[str], deadline: float = COMMAND_DEADLINE
+    *arguments: str | os.PathLike[str],
+    deadline: float = COMMAND_DEADLINE,
+    prefix: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of wbcache; its exit code is the caller's to look at."""
+    """Run a command of wbcache, behind the words of ``prefix``; its exit code is the caller's to
+    look at."""
+    command = [*prefix, sys.executable, "-m", "wbcache.cli"]
     return subprocess.run(
-        [sys.executable, "-m", "wbcache.cli", *[os.fspath(argument) for argument in arguments]],
+        [*command, *[os.fspath(argument) for argument in arguments]],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -83,16 +87,21 @@ class Mounted:
         options: str = "",
         tracebacks: bool = False,
         umask: int = -1,
+        prefix: Sequence[str] = (),
     ) -> None:
         """``options`` are mount options. A traceback in the daemon's log fails the test, unless
-        ``tracebacks`` says that it may. ``umask`` is the daemon's."""
+        ``tracebacks`` says that it may. ``umask`` is the daemon's. ``prefix`` goes before each
+        command, to run it as somebody else."""
         self.source = Path(source)
         self.config = merge(DEFAULTS, config or {})
         self.pid = 0
+        self.said = ""
+        """What the last mount has said on its standard error."""
         self._given = (cache, mountpoint)
         self._options = options
         self._tracebacks = tracebacks
         self._umask = umask
+        self._prefix = prefix
         self._cleanup = contextlib.ExitStack()
         self._pidfd = -1
 
@@ -162,9 +171,15 @@ class Mounted:
 
     def hand_over(self) -> None:
         """Have the kernel give the daemon all pages written through mappings."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            return  # a plain user's mount; nothing there may be mapped then
         try:
             _libc.syncfs(descriptor)
+            os.fsync(
+                descriptor
+            )  # the kernel asks for it after the pages, for which it does not wait
         finally:
             os.close(descriptor)
 
@@ -180,7 +195,7 @@ class Mounted:
     def umount(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `wbcache umount` on it; the daemon has ended when this returns, unless the exit
         code says otherwise."""
-        done = wbcache("umount", *arguments, self.path)
+        done = wbcache("umount", *arguments, self.path, prefix=self._prefix)
         if done.returncode in (0, 3):
             self._wait_for_end(END_DEADLINE)
         return done
@@ -212,11 +227,12 @@ class Mounted:
             arguments += ["-o", self._options]
         before = os.umask(self._umask) if self._umask >= 0 else None
         try:
-            done = wbcache("mount", *arguments, "--", self.source, self.path)
+            done = wbcache("mount", *arguments, "--", self.source, self.path, prefix=self._prefix)
         finally:
             if before is not None:
                 os.umask(before)
         assert done.returncode == 0, f"mount: {done.stderr}\n{self.log()[-LOG_TAIL:]}"
+        self.said = done.stderr
         self.pid = int(self.status()["pid"])
         self._close_pidfd()
         self._pidfd = os.pidfd_open(self.pid)

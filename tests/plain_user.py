@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,19 +17,28 @@ PLAIN_UID, PLAIN_GID = _USER.pw_uid, _USER.pw_gid
 T = TypeVar("T")
 
 
-def as_plain_user(work: Callable[[], T], deadline: float = 30.0) -> T:
+def as_plain_user(
+    work: Callable[[], T],
+    deadline: float = 30.0,
+    *,
+    uid: int = PLAIN_UID,
+    gid: int = PLAIN_GID,
+    groups: Sequence[int] = (),
+) -> T:
     """What `work` returns or raises in a child process that has given up its privileges."""
 
     def drop_and_work() -> T:
-        os.setgroups([])
-        os.setresgid(PLAIN_GID, PLAIN_GID, PLAIN_GID)
-        os.setresuid(PLAIN_UID, PLAIN_UID, PLAIN_UID)
+        os.setgroups(list(groups))
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
         return work()
 
     return within(deadline, drop_and_work)
 
 
-def plain_command(home: str) -> list[str]:
+def plain_command(
+    home: str, *, uid: int = PLAIN_UID, gid: int = PLAIN_GID, groups: Sequence[int] = ()
+) -> list[str]:
     """What to put before a command so that it runs without privileges.
 
     It may still read whatever it likes: the interpreter and the checkout of a test that runs as
@@ -37,9 +46,9 @@ def plain_command(home: str) -> list[str]:
     """
     return [
         "setpriv",
-        f"--reuid={PLAIN_UID}",
-        f"--regid={PLAIN_GID}",
-        "--clear-groups",
+        f"--reuid={uid}",
+        f"--regid={gid}",
+        f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups",
         "--inh-caps=-all,+dac_read_search",
         "--ambient-caps=+dac_read_search",
         "env",

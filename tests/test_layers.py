@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wbcache"
 
 LAYERS: list[set[str]] = [
-    {"extents", "order", "escaping", "probe", "processes", "share.descriptor"},
+    {"extents", "occupants", "order", "escaping", "probe", "processes", "share.descriptor"},
     {"errors", "node"},
     {"skipped"},
     {"mounts", "policy", "metrics", "tree", "listing"},

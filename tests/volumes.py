@@ -172,6 +172,23 @@ async def mounted(
         close_volume(volume)
 
 
+def nothing_left(volume: Volume, flusher: Flusher) -> None:
+    """After a drain nothing is left over in memory or in the journal."""
+    tree = volume.tree
+    assert not tree.changes and not tree.holding
+    assert not [node for node in tree.dirty if not tree.excluded(node)]
+    assert not len(tree.order)
+    assert not volume.strays and not flusher.sweeper.later
+    removed = {n.ino for n in tree.nodes.values() if n.handles and not n.links}
+    intents = [row for row in volume.journal.rows("intent") if row[2] not in removed]
+    xattrs = [row for row in volume.journal.rows("xattr") if tree.nodes[row[0]].links]
+    rows = [*intents, *volume.journal.rows("temporary"), *xattrs]
+    assert not rows, f"left in the journal: {rows}"
+    for node in tree.nodes.values():
+        assert node.transfer is None and not node.busy, node
+        assert not node.sent or node.ino in removed, node
+
+
 def snapshot(top: str) -> dict[str, Entry]:
     """Everything below a directory by its path, wbcache's own names included."""
     found: dict[str, Entry] = {}

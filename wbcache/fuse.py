@@ -248,20 +248,23 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> tuple[FileInfo, EntryAttributes]:
         directory = self._fs.directory(parent_inode)
-        node = directory.local.get(name)
-        if node is None or flags & os.O_EXCL:
-            bits = mode & ~ctx.umask
-            node = await self._fs.names.create(directory, name, bits, ctx.uid, ctx.gid)
-        elif not node.is_file:
-            raise FUSEError(errno.EISDIR if node.is_dir else errno.EEXIST)
-        handle = self._fs.files.open(node, flags & ~(os.O_TRUNC if not node.size else 0))
+        try:
+            node = await self._fs.names.create(directory, name, mode & ~ctx.umask, ctx.uid, ctx.gid)
+        except FileExistsError:
+            if flags & os.O_EXCL or name not in directory.local:
+                raise
+            # It has appeared on the share since the kernel looked the name up, and neither its
+            # permissions nor its attributes were looked at: the kernel does that when it asks anew.
+            raise FUSEError(errno.ESTALE) from None
+        handle = self._fs.files.open(node, flags & ~os.O_TRUNC)
         number = next(self._numbers)
         self._handles[number] = handle
         return FileInfo(fh=FileHandleT(number)), self._entry(node)
 
     @contained
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        return await self._fs.files.read(self._handles[fh].node, off, size)
+        handle = self._handles[fh]
+        return await self._fs.files.read(handle.node, off, size, ahead=not handle.direct)
 
     @contained
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -286,7 +289,9 @@ class Operations(pyfuse3.Operations):
     @contained
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         number = next(self._numbers)
-        self._listings[number] = (self._fs.directory(inode), [])
+        directory = self._fs.directory(inode)
+        directory.handles += 1
+        self._listings[number] = (directory, [])
         return FileHandleT(number)
 
     @contained
@@ -299,8 +304,12 @@ class Operations(pyfuse3.Operations):
         for at in range(start_id, len(entries)):
             name, node = entries[at]
             dots = at < 2
-            if not dots and directory.local.get(name) is not node:
-                continue
+            if not dots:
+                # Somebody may have replaced it: a name that is there all the time is shown.
+                present = directory.local.get(name)
+                if present is None:
+                    continue
+                node = present
             attr = self._attributes(node)
             if node.attrs_at is None and not node.ours:
                 # Only the type is known: the kernel has to ask when somebody wants more.
@@ -315,7 +324,10 @@ class Operations(pyfuse3.Operations):
 
     @contained
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._listings.pop(fh, None)
+        listing = self._listings.pop(fh, None)
+        if listing is not None:
+            listing[0].handles -= 1
+            self._fs.volume.forget_if_gone(listing[0])
 
     @contained
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
@@ -341,7 +353,7 @@ class Operations(pyfuse3.Operations):
         # ENOSYS makes the kernel stop asking, which it otherwise does before every write.
         if not self._fs.attributes.xattrs_served:
             raise FUSEError(errno.ENOSYS)
-        if not name.startswith(b"user."):
+        if name.startswith(b"security."):
             raise FUSEError(errno.ENODATA)
         return await self._fs.attributes.get_xattr(self._fs.node(inode), name)
 

@@ -308,12 +308,13 @@ class Journal:
 
     def _put_name(self, directory: Directory, name: bytes) -> None:
         if not directory.journaled:
-            self._put_node(directory)
+            self._put_way(directory)
         local, share = directory.local.get(name), directory.share.get(name)
         if local is None and share is None:
             self._execute("DELETE FROM name WHERE parent=? AND name=?", (directory.ino, name))
             if directory.ino in self._seen:
                 self._execute("DELETE FROM seen WHERE parent=? AND name=?", (directory.ino, name))
+            self._put_node(directory)  # the row told when the directory was last changed
             return
         for node in (local, share):
             if node is not None and not node.journaled:
@@ -329,6 +330,16 @@ class Journal:
                 directory.ctime,
             ),
         )
+
+    def _put_way(self, directory: Directory) -> None:
+        """Store a directory, and those above it before it: they may be a thousand."""
+        way = [directory]
+        for at in way:
+            above = {parent for parent, _ in (*at.links, *at.slinks)}
+            way += [parent for parent in above if not parent.journaled and parent not in way]
+        for at in reversed(way):
+            if not at.journaled:
+                self._put_node(at)
 
     def add_extent(self, gen: int, start: int, stop: int, state: int) -> None:
         """Record that a range of a generation is now dirty, clean or absent."""

@@ -219,6 +219,8 @@ class Layout:
             self._report.incomplete.append(file)
         elif content.torn or (self._power_lost and content.fresh):
             reason = "a power loss came before it was synced"
+            if content.torn:
+                reason = node.trouble or reason
             self._report.torn.append(RecoveredFile(path, size, reason))
         else:
             self._report.written.append(RecoveredFile(path, size, problem))

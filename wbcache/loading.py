@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from wbcache.extents import END, Extents
 from wbcache.journal import (
@@ -44,9 +43,14 @@ class Loaded:
     """Cache files that belong to nothing."""
     torn: list[Node] = field(default_factory=list)
     """Files of which a power loss may have taken a part just now."""
+    cut: list[Node] = field(default_factory=list)
+    """Files of which somebody has taken bytes out of the cache."""
 
 
-TORN = "a power loss came before it was synced: it may be incomplete"
+TORN = (
+    "it may be incomplete: a power loss came before it was synced,"
+    " or its cache file was removed or cut"
+)
 
 
 def load(
@@ -68,6 +72,7 @@ class _Loader:
     ) -> None:
         self._power_lost = power_lost
         self._torn: list[Node] = []
+        self._cut: list[Node] = []
         self._journal = journal
         self._store = store
         self._now = now
@@ -80,74 +85,53 @@ class _Loader:
         """Inode numbers with extended attributes."""
 
     def nodes(self) -> None:
+        tree, contents = self._tree, self._contents
         for row in self._journal.rows("node"):
-            self._node(*row)
-
-    def _node(
-        self,
-        ino: Any,
-        mode: Any,
-        uid: Any,
-        gid: Any,
-        rdev: Any,
-        atime: Any,
-        mtime: Any,
-        ctime: Any,
-        size: Any,
-        target: Any,
-        base_size: Any,
-        base_mtime: Any,
-        base_ino: Any,
-        gen: Any,
-        whole: Any,
-        base_limit: Any,
-        gen_seq: Any,
-        meta: Any,
-        since: Any,
-        flags: Any,
-        synced: Any,
-    ) -> None:
-        tree = self._tree
-        node: Node
-        if ino == ROOT_INO:
-            node = tree.root
-        elif stat.S_ISDIR(mode):
-            node = Directory(ino, mode)
-        else:
-            node = Node(ino, mode)
-        node.mode, node.uid, node.gid, node.rdev = mode, uid, gid, rdev
-        # Mostly the same: one number then does for all.
-        node.atime = atime
-        node.mtime = atime if mtime == atime else mtime
-        node.ctime = node.mtime if ctime == mtime else ctime
-        node.size, node.target, node.meta = size, target or b"", meta
-        node.append_only = bool(flags & FLAG_APPEND_ONLY)
-        node.ours = bool(flags & FLAG_OURS)
-        node.journaled = True
-        if isinstance(node, Directory):
-            node.renamed = bool(flags & FLAG_RENAMED)
-        if base_size is not None:
-            node.base = Signature(base_size, base_mtime, base_ino)
-            node.attrs_at = -math.inf  # known, but not how long ago
-        # Two nodes with one generation: the outcome of the older one could not be stored.
-        other = self._contents.get(gen)
-        if other is not None and other[1].seq < (gen_seq or 0):
-            other[0].content = None
-        if gen is not None and (other is None or other[0].content is None):
-            content = Content(gen, whole=bool(whole), base_limit=base_limit, seq=gen_seq or 0)
-            content.exists = gen in self._files
-            content.synced = -1 if synced is None else synced
-            content.fresh = bool(flags & FLAG_FRESH)
-            content.torn = bool(flags & FLAG_TORN)
-            if content.torn:
-                node.trouble = TORN
-            node.content = content
-            self._contents[gen] = (node, content)
-            tree.seq = max(tree.seq, content.seq)
-        if since:
-            self._since[node] = since
-            tree.seq = max(tree.seq, since)
-        tree.add(node)
+            ino, mode, uid, gid, rdev, atime, mtime, ctime, size, target, *rest = row
+            base_size, base_mtime, base_ino, gen, whole, base_limit, gen_seq, *rest = rest
+            meta, since, flags, synced = rest
+            node: Node
+            if ino == ROOT_INO:
+                node = tree.root
+            elif stat.S_ISDIR(mode):
+                node = Directory(ino, mode)
+            else:
+                node = Node(ino, mode)
+            node.mode, node.uid, node.gid, node.rdev = mode, uid, gid, rdev
+            # Mostly the same: one number then does for all.
+            node.atime = atime
+            node.mtime = atime if mtime == atime else mtime
+            node.ctime = node.mtime if ctime == mtime else ctime
+            node.size, node.target, node.meta = size, target or b"", meta
+            node.append_only = bool(flags & FLAG_APPEND_ONLY)
+            node.ours = bool(flags & FLAG_OURS)
+            node.journaled = True
+            if isinstance(node, Directory):
+                node.renamed = bool(flags & FLAG_RENAMED)
+            if base_size is not None:
+                node.base = Signature(base_size, base_mtime, base_ino)
+                node.attrs_at = -math.inf  # known, but not how long ago
+            # Two nodes with one generation: the outcome of the older one could not be stored.
+            other = contents.get(gen)
+            if other is not None and other[1].seq < (gen_seq or 0):
+                other[0].content = None
+            if gen is not None and (other is None or other[0].content is None):
+                content = Content(gen, whole=bool(whole), base_limit=base_limit, seq=gen_seq or 0)
+                content.exists = gen in self._files
+                content.synced = -1 if synced is None else synced
+                content.fresh = bool(flags & FLAG_FRESH)
+                content.torn = bool(flags & FLAG_TORN)
+                if content.torn:
+                    node.trouble = TORN
+                node.content = content
+                contents[gen] = (node, content)
+                if content.seq > tree.seq:
+                    tree.seq = content.seq
+            if since:
+                self._since[node] = since
+                if since > tree.seq:
+                    tree.seq = since
+            tree.add(node)
 
     def names(self) -> None:
         tree = self._tree
@@ -187,12 +171,17 @@ class _Loader:
             _, gen, start, stop, state = row
             ranges.setdefault(gen, []).append((start, stop, state))
         for gen, (node, content) in self._contents.items():
-            dirty, clean = extents_of(ranges.get(gen, ()))
-            content.clean = clean
-            content.dirty = Extents((0, END)) if content.whole else dirty
+            if gen in ranges:
+                dirty, content.clean = extents_of(ranges[gen])
+                if not content.whole:
+                    content.dirty = dirty
             if self._power_lost:
                 self._after_power_loss(node, content)
-            self._measure(node, content)
+            st = self._store.stat(gen) if content.exists else None
+            if not self._power_lost:
+                self._look_for_cuts(node, content, st.st_size if st is not None else 0)
+            if st is not None:
+                self._measure(node, content, st)
 
     def _after_power_loss(self, node: Node, content: Content) -> None:
         """Trust only what was synced: appends are cut, anything else is torn and kept aside.
@@ -202,7 +191,7 @@ class _Loader:
         """
         content.clean = Extents()
         path = self._store.path(content.gen)
-        length = os.stat(path).st_size if content.exists else 0
+        length = self._store.stat(content.gen).st_size if content.exists else 0
         if not content.whole and not content.dirty:
             return
         grows = content.dirty.covers(END - 1, END)
@@ -229,19 +218,31 @@ class _Loader:
         node.trouble = TORN
         self._torn.append(node)
 
-    def _measure(self, node: Node, content: Content) -> None:
+    def _look_for_cuts(self, node: Node, content: Content, length: int) -> None:
+        """No cache file is ever shorter than its row says, unless somebody else was at it: what is
+        missing must not be taken for zeros."""
+        if content.clean:
+            content.clean.remove(length, END)  # the share has it
+        if content.whole or content.dirty.covers(END - 1, END):
+            certain = node.size
+        else:
+            certain = max((stop for _, stop in content.dirty), default=0)
+        if length < certain:
+            content.torn = True
+            node.trouble = TORN
+            self._cut.append(node)
+
+    def _measure(self, node: Node, content: Content, st: os.stat_result) -> None:
         """Appends are not journaled: what a dirty file's cache file says goes."""
-        open_ended = content.dirty.covers(END - 1, END)
-        if content.exists and not open_ended:
+        open_ended = content.whole or content.dirty.covers(END - 1, END)
+        if not open_ended:
             content.tail = node.size
-        if not content.exists:
-            return
-        st = os.stat(self._store.path(content.gen))
         content.blocks = st.st_blocks * 512
         if not content.whole and not content.dirty:
             return
         if open_ended:
-            node.size = st.st_size
+            # Of a file that somebody has cut the row says how long it was.
+            node.size = st.st_size if self._power_lost else max(node.size, st.st_size)
         # A recycled cache file that was not written yet is older than the node.
         node.mtime = max(node.mtime, st.st_mtime_ns)
 
@@ -271,19 +272,21 @@ class _Loader:
         for node in tree.nodes.values():
             if not node.links or node is tree.root or node.local_only:
                 continue
-            missing = any(d.share.get(n) is not node for d, n in node.links)
-            if missing or node.content_dirty or node.meta or node in self._since:
-                since = self._since.get(node) or min(
+            since = self._since.get(node, 0)
+            if not since:
+                missing = any(d.share.get(n) is not node for d, n in node.links)
+                if not (missing or node.content_dirty or node.meta):
+                    continue
+                since = min(
                     (tree.changes[link].seq for link in node.links if link in tree.changes),
                     default=tree.seq,
                 )
-                node.dirty = Dirty(since or tree.next_seq(), self._now)
-                tree.dirty.add(node)
-        for node in list(tree.nodes.values()):
+            node.dirty = Dirty(since or tree.next_seq(), self._now)
+            tree.dirty.add(node)
+        for node in tree.nodes.values():  # oldest first, or nearly
             if node.dirty is not None:
                 tree.account(node)
-                tree.touched.add(node)
-        tree.touched.update(tree.changes)
+        tree.touched.update(tree.dirty, tree.changes)
 
     def result(self) -> Loaded:
         tree, journal = self._tree, self._journal
@@ -309,7 +312,10 @@ class _Loader:
             intents=intents,
             orphans=sorted(self._files - kept),
             torn=[node for node in self._torn if node.ino in tree.nodes],
+            cut=[node for node in self._cut if node.ino in tree.nodes],
         )
+        if loaded.cut:
+            journal.save(*loaded.cut)
         if self._power_lost:
             changed = [node for node, content in self._contents.values() if node.content is content]
             known = [node for node in changed if node.ino in tree.nodes]
@@ -331,6 +337,8 @@ class _Loader:
                 loaded.temporaries.append((directory, name))
         for _, intent in intents:
             owner = tree.nodes.get(intent.ino)
+            if owner is not None:
+                owner.busy = True  # it is known until it is settled, though it may be removed here
             if owner is not None and intent.kind in ("publish", "grow", "patch", "attributes"):
                 owner.sent += (Signature(intent.size, intent.mtime, intent.sino),)
         return loaded

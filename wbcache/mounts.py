@@ -14,9 +14,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from shutil import which
-from typing import Literal
+from typing import Literal, NoReturn
 
-from wbcache.errors import BusyError, MountpointError
+from wbcache.errors import BusyError, MountpointError, UsageError
+from wbcache.occupants import in_words, occupants
 from wbcache.probe import ProbeTimeoutError, within
 
 WBCACHE_TYPE = "fuse.wbcache"
@@ -149,7 +150,7 @@ def canonical(
     if mounts is None:
         mounts = read_mounts()
     mountpoints = {entry.mountpoint for entry in mounts}
-    waiting = _components(os.path.join(os.getcwd(), path))
+    waiting = _components(path if path.startswith("/") else f"{current_directory()}/{path}")
     done = "/"
     links = 0
     while waiting:
@@ -174,6 +175,16 @@ def canonical(
             done = "/"
         waiting.extend(_components(target))
     return done
+
+
+def current_directory() -> str:
+    """Where this process is. Raises UsageError when that was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the current directory", "does not exist any more", "give paths from the root"
+        ) from None
 
 
 def answer(entry: MountEntry, deadline: float = 2.0) -> Answer:
@@ -222,6 +233,26 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
         _raise_unmount_error(mountpoint, "busy" in result.stderr, why)
 
 
+def unmount_everywhere(mountpoint: str) -> None:
+    """The same, for who then ends the mount in all mount namespaces: not while one of them has
+    programs that use it, or is a container's, which would lose it in the middle of its work."""
+    entry = mount_at(mountpoint, read_mounts())
+    if entry is not None:
+        who = [str(user) for user in occupants(entry.device, elsewhere=True)]
+        if who:
+            _raise_busy(mountpoint, who)
+    unmount(mountpoint)
+
+
+def _raise_busy(mountpoint: str, who: Sequence[str]) -> NoReturn:
+    """Raise BusyError: these use the mount, as far as is known."""
+    if not who:
+        raise BusyError(
+            mountpoint, "is in use", f"end what uses it (fuser -vm {mountpoint}) and try again"
+        )
+    raise BusyError(mountpoint, f"is in use by {in_words(who)}", "end that and try again")
+
+
 def abort_connection(entry: MountEntry) -> None:
     """Fail every waiting and future request of a FUSE mount whose daemon will never answer.
 
@@ -237,9 +268,14 @@ def abort_connection(entry: MountEntry) -> None:
 
 def _raise_unmount_error(mountpoint: str, busy: bool, why: str) -> None:
     if busy:
-        raise BusyError(
-            mountpoint, "is in use", f"end what uses it (fuser -vm {mountpoint}) and try again"
-        )
+        mounts = read_mounts()
+        entry = mount_at(mountpoint, mounts)
+        who: list[str] = []
+        if entry is not None:
+            who += [str(user) for user in occupants(entry.device, elsewhere=False)]
+            below = [other for other in mounts if other.parent_id == entry.mount_id]
+            who += [f"the mount at {other.mountpoint}" for other in below]
+        _raise_busy(mountpoint, who)
     raise MountpointError(mountpoint, f"cannot be unmounted ({why})")
 
 

@@ -14,6 +14,8 @@ from wbcache.extents import END, Extents
 from wbcache.order import OrderedLog
 
 if TYPE_CHECKING:
+    import os
+
     from wbcache.share.descriptor import Descriptor
 
 ROOT_INO = 1
@@ -23,6 +25,19 @@ META_MODE = 1
 META_OWNER = 2
 META_TIMES = 4
 META_XATTR = 8
+
+OWNER_ALL = stat.S_IRWXU
+_STORED_MAX = (1 << 63) - 1
+
+
+def storable_time(time_ns: int) -> int:
+    """The nearest time that a row of the journal can hold: they reach from 1677 to 2262."""
+    return max(-_STORED_MAX, min(time_ns, _STORED_MAX))
+
+
+def storable_ino(ino: int) -> int:
+    """What a row can hold of an inode number of the share's. Some servers use all 64 bits."""
+    return ino & _STORED_MAX
 
 
 class Signature(NamedTuple):
@@ -61,6 +76,7 @@ class Content:
         "torn",
         "unsynced_error",
         "used",
+        "uses",
         "version",
         "whole",
         "writing",
@@ -87,6 +103,8 @@ class Content:
         """End of the disk block that was written last, bytes: up to there a write takes no more."""
         self.pins = 0
         """Open handles and transfers: while there are any the cache file stays."""
+        self.uses = 0
+        """Threads, and steps of the flush, that have the descriptor just now: it stays open."""
         self.retired = False
         """It is no node's content any more: its file goes with the last pin."""
         self.cuts = 0
@@ -272,6 +290,11 @@ class Node:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ino} {self.links or self.slinks}>"
 
+    def take_times(self, st: os.stat_result) -> None:
+        """Take over the times that the share reports."""
+        times = (st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns)
+        self.mtime, self.ctime, self.atime = map(storable_time, times)
+
     @property
     def is_dir(self) -> bool:
         return False
@@ -312,6 +335,11 @@ class Node:
         return self.base is not None and self.base.size != self.size
 
     @property
+    def late_meta(self) -> int:
+        """Bits of `meta` that have to wait."""
+        return 0
+
+    @property
     def dirty_bytes(self) -> int:
         """Bytes that have not reached the share."""
         return self.content.dirty.size(self.size) if self.content else 0
@@ -338,6 +366,7 @@ class Directory(Node):
         "share_dirfd",
         "subdirectories",
         "unsynced",
+        "users",
     )
 
     def __init__(self, ino: int, mode: int, uid: int = 0, gid: int = 0, now_ns: int = 0) -> None:
@@ -350,6 +379,8 @@ class Directory(Node):
         """Names under which steps under way put something on the share."""
         self.unsynced = 0
         """How many of its names differ between the views."""
+        self.users = 0
+        """Operations that look for something in it just now, which may not be forgotten."""
         self.listed_at: float | None = None
         """Monotonic time at which the last applied listing began; None: never listed."""
         self.listing: object | None = None
@@ -397,6 +428,15 @@ class Directory(Node):
     @property
     def on_share(self) -> bool:
         return self.ino == ROOT_INO or bool(self.slinks)
+
+    @property
+    def late_meta(self) -> int:
+        """What the share gets when nothing has to be done in it there any more: its times, which
+        that would change, and a mode that would keep its own owner from doing it."""
+        late = META_TIMES if self.unsynced else 0
+        if (self.unsynced or self.pending) and self.mode & OWNER_ALL != OWNER_ALL:
+            late |= META_MODE
+        return late
 
     @property
     def complete(self) -> bool:

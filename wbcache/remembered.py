@@ -24,8 +24,11 @@ from wbcache.tree import Tree
 
 log = logging.getLogger(__name__)
 
-MAX_NAMES = 200_000
+MAX_NAMES = 1_000_000
 """Names kept for all directories together; the directories seen longest ago go first."""
+
+NAME_BYTES = 160
+"""What a name takes of the disk, roughly."""
 
 INTERVAL = 2.0
 """Seconds between two rounds of writing."""
@@ -57,6 +60,8 @@ class Remembered:
         """Directories of which the rows have not been read since the start."""
         self._new_nodes: dict[Node, None] = {}
         self._new_listings: dict[Directory, None] = {}
+        self._storing = False
+        """What was new a moment ago is being stored."""
 
     # -- what is learnt --------------------------------------------------------------------------
 
@@ -92,6 +97,23 @@ class Remembered:
         rows = [row for row in [self._stored.get(directory.ino)] if row is not None]
         return lambda: self._journal.put_seen_directories(rows, self._tree.next_ino)
 
+    def keeps(self, directory: Directory) -> bool:
+        """Whether all that the tree knows of the names in a directory is stored."""
+        known = self._stored.get(directory.ino)
+        return (
+            known is not None
+            and not self._storing
+            and bool(known.complete)
+            and known.names == len(directory.share)
+            and directory not in self._new_listings
+            and not any(node in self._new_nodes for node in directory.share.values())
+        )
+
+    def let_go(self, directory: Directory) -> None:
+        """The tree has forgotten the names in a directory: they are read again when it is used."""
+        if directory.ino in self._stored:
+            self._unread.add(directory.ino)
+
     def forget(self) -> None:
         """It is another share from now on."""
         self._try(partial(self._journal.forget_seen, *self._stored))
@@ -105,10 +127,12 @@ class Remembered:
         """Store for ever what is learnt, without holding up anything else."""
         while True:
             await trio.sleep(INTERVAL)
+            self._storing = True
             for store in self._rounds():
                 began = time.perf_counter()
                 self._try(store)
                 await trio.sleep(_PACE * (time.perf_counter() - began))
+            self._storing = False
 
     def store(self) -> None:
         """Store everything learnt so far: for the end of a mount."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 from wbcache.errors import CacheDirError
 from wbcache.node import Content
+from wbcache.processes import raise_file_limit
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
 _FANOUT = 256
@@ -40,6 +41,10 @@ class CacheFiles:
         """Where a generation's cache file lies."""
         return f"{self.directory}/{gen % _FANOUT:02x}/{gen:x}"
 
+    def stat(self, gen: int) -> os.stat_result:
+        """Length, time and blocks of a generation's cache file."""
+        return os.stat(self.path(gen))
+
     def generations(self) -> Iterable[int]:
         """Every generation that has a cache file."""
         for i in range(_FANOUT):
@@ -61,13 +66,10 @@ class Store(CacheFiles):
 
     def __init__(self, directory: str, *, max_open: int | None = None) -> None:
         super().__init__(directory)
-        if max_open is None:
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if soft < hard:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-                soft = hard
-            max_open = max(64, min(soft // 2, 65536))
-        self.max_open = max_open
+        limit = raise_file_limit()
+        # The rest is for the descriptors of the store's own directories and of the share.
+        self.max_open = max_open or max(64, min(limit // 2 - _FANOUT, 65536))
+        self.max_spare = min(MAX_SPARE, limit // 16)
         self._open: OrderedDict[int, Content] = OrderedDict()
         self._spare: list[tuple[int, int]] = []
         """(generation, descriptor) of empty cache files, ready for the next generations."""
@@ -75,6 +77,10 @@ class Store(CacheFiles):
         """Generations whose directory entry may not be durable yet."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._dirfds = [_own_directory(directory, f"{i:02x}") for i in range(_FANOUT)]
+
+    def stat(self, gen: int) -> os.stat_result:
+        """The same, by a shorter way: a start does it for every file."""
+        return os.stat(f"{gen:x}", dir_fd=self._dirfds[gen % _FANOUT])
 
     def close(self) -> None:
         """Close every descriptor."""
@@ -114,18 +120,20 @@ class Store(CacheFiles):
                 os.ftruncate(content.fd, content.tail)
                 os.utime(content.fd, ns=(mtime, mtime))
             content.tail = -1
-        self._open[content.gen] = content
-        if len(self._open) > self.max_open:
-            self._shed(len(self._open) - self.max_open)
+        self._opened(content)
         return content.fd
 
+    def _opened(self, content: Content) -> None:
+        excess = len(self._open) + 1 - self.max_open
+        if excess > 0:
+            self._shed(excess)
+        self._open[content.gen] = content
+
     def _shed(self, count: int) -> bool:
-        idle = []
-        for content in self._open.values():
-            if not content.pins and not content.writing:
-                idle.append(content)
-                if len(idle) >= count:
-                    break
+        # Open handles don't count: a file that is not used just now is opened again when it is. A
+        # flush may have very many files ready that wait for their turn.
+        free = (c for c in self._open.values() if not c.uses and not c.writing)
+        idle = list(islice(free, count))
         for content in idle:
             self._close(content)
         return bool(idle)
@@ -142,7 +150,7 @@ class Store(CacheFiles):
         A disk file system takes longer to make a file the more were removed just before, and
         programs that make files tend to remove as many.
         """
-        if content.fd < 0 or len(self._spare) >= MAX_SPARE:
+        if content.fd < 0 or len(self._spare) >= self.max_spare:
             return False
         try:
             if os.fstat(content.fd).st_size > SPARE_SIZE:
@@ -159,7 +167,7 @@ class Store(CacheFiles):
     @property
     def wants_spares(self) -> bool:
         """Whether spare cache files are running out."""
-        return len(self._spare) < MIN_SPARE
+        return len(self._spare) < min(MIN_SPARE, self.max_spare // 2)
 
     def make_spares(self, gens: range) -> list[tuple[int, int]]:
         """Make empty cache files for later generations. Blocks; call it in a thread."""
@@ -186,9 +194,7 @@ class Store(CacheFiles):
         """A spare cache file has become a generation's."""
         content.fd = fd
         content.exists = True
-        self._open[content.gen] = content
-        if len(self._open) > self.max_open:
-            self._shed(len(self._open) - self.max_open)
+        self._opened(content)
 
     def release(self, content: Content) -> str | None:
         """The generation is no longer needed: close it; returns the path to unlink, if any.

@@ -287,9 +287,10 @@ class Tree:
         since = node.dirty.since if node.dirty is not None and self.holds_others(node) else 0
         if since != node.counted or not since:
             self._uncount(node)
-            self._count(node)
+            self._count(node, holds=since > 0)
 
-    def _count(self, node: Node) -> None:
+    def _count(self, node: Node, *, holds: bool | None = None) -> None:
+        """``holds``: what `holds_others` says, when that is known."""
         dirty = node.dirty
         if isinstance(node, Directory) and node.below and node.links:
             parent = node.links[0][0]
@@ -299,7 +300,7 @@ class Tree:
             self._bump(parent, node.below)
         if dirty is None:
             return
-        if not self.holds_others(node):
+        if not (self.holds_others(node) if holds is None else holds):
             if not self.excluded(node) and not self._only_attributes(node):
                 for parent, _ in node.links:
                     self.holding.setdefault(parent, set()).add(node)
@@ -329,6 +330,8 @@ class Tree:
                 parent.pending.discard(node)
                 if not parent.pending:
                     parent.pending = None
+                    if parent.meta:
+                        self.touch_item(parent)  # its mode may have waited for that
             self._bump(parent, -1)
 
     def _release(self, node: Node) -> None:
@@ -395,17 +398,22 @@ class Tree:
 
         A node without a name answers with its last known place on the share, or ``b"?"``.
         """
-        if node is self.root:
-            return b""
         links = node.links or node.slinks
-        if not links:
-            return b"?"
-        directory, name = links[0]
-        return self.name_path(directory, name)
+        if links:
+            return self.name_path(*links[0])
+        return b"" if node is self.root else b"?"
 
     def name_path(self, directory: Directory, name: bytes) -> bytes:
         """The path of a name."""
-        return name if directory is self.root else self.path(directory) + b"/" + name
+        parts = [name]
+        while directory is not self.root:
+            places = directory.links or directory.slinks
+            if not places:
+                parts.append(b"?")
+                break
+            directory, name = places[0]
+            parts.append(name)
+        return b"/".join(reversed(parts))
 
     def is_below(self, node: Directory, ancestor: Directory) -> bool:
         """Whether ``node`` is ``ancestor`` or inside it, in the mount."""

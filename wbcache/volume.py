@@ -18,6 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 
+from wbcache import remembered
 from wbcache.config import Config
 from wbcache.conflicts import Conflicts
 from wbcache.extents import END, Extents
@@ -25,7 +26,6 @@ from wbcache.frozen import FrozenCopy
 from wbcache.journal import EXTENT_DIRTY, Journal
 from wbcache.node import Content, Directory, Node, Signature
 from wbcache.policy import Policies
-from wbcache.remembered import Remembered
 from wbcache.retired import Retired
 from wbcache.share import calls
 from wbcache.share.capabilities import Capabilities
@@ -34,7 +34,7 @@ from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
 from wbcache.sharedcall import SharedCall
 from wbcache.space import Space
-from wbcache.store import MAX_SPARE, Store
+from wbcache.store import Store
 from wbcache.tree import Item, Tree
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,6 @@ class Volume:
             idle_delay=config.flush.idle_delay,
             max_age=config.flush.max_age,
         )
-        self.remembered = Remembered(tree, journal)
         tree.skipped.scratch_age = config.flush.idle_delay
         self.next_gen = 1
         self.share_clock = 0
@@ -112,6 +111,9 @@ class Volume:
         for node in tree.nodes.values():
             if node.content is not None:
                 self.space.used += node.content.blocks
+        self.space.look()
+        names = min(remembered.MAX_NAMES, self.space.limit // 20 // remembered.NAME_BYTES)
+        self.remembered = remembered.Remembered(tree, journal, max_names=names)
         self.retired = Retired(store, self.space, self.local_lane)
         self._journal_sync = SharedCall(journal.sync, self.local_lane)
         for node in list(tree.nodes.values()):
@@ -269,6 +271,19 @@ class Volume:
             grown = 0
         self.space.settle(taken, grown)
 
+    @contextmanager
+    def using(self, content: Content) -> Iterator[int]:
+        """A generation's descriptor, for what others do meanwhile too: it stays open, and the cache
+        file stays. -1: there is no cache file. Raises OSError when the cache disk refuses."""
+        fd = self.store.fd(content) if content.exists else -1
+        content.pins += 1
+        content.uses += 1
+        try:
+            yield fd
+        finally:
+            content.uses -= 1
+            self.unpin(content)
+
     def unpin(self, content: Content) -> None:
         """A user of a generation is done with it."""
         content.pins -= 1
@@ -319,7 +334,7 @@ class Volume:
         """
         while True:
             await self.spares_wanted.wait()
-            count = MAX_SPARE // 2
+            count = self.store.max_spare // 2
             gens = range(self.next_gen, self.next_gen + count)
             self.next_gen += count
             made = await trio.to_thread.run_sync(
@@ -380,17 +395,15 @@ class Volume:
             size = self.size_of(node, content)
             copy = FrozenCopy(size, wanted.overlap(0, size))
             if not content.exists or not self.space.take(copy.length):
-                copy.source = self.store.fd(content) if content.exists else -1
-                yield copy
+                with self.using(content) as copy.source:
+                    yield copy
                 return
             try:
                 with copy:
-                    await trio.to_thread.run_sync(
-                        copy.fill,
-                        self.store.directory,
-                        self.store.fd(content),
-                        limiter=self.local_lane,
-                    )
+                    with self.using(content) as fd:
+                        await trio.to_thread.run_sync(
+                            copy.fill, self.store.directory, fd, limiter=self.local_lane
+                        )
                     thaw()
                     yield copy
             finally:
@@ -438,18 +451,19 @@ class Volume:
             self.commit_outcome(node)
 
     async def _sync_file(self, content: Content) -> None:
-        fd = self.store.fd(content)
-        new = content.gen in self.store.unsynced_names
-        content.pins += 1
-        try:
-            await trio.to_thread.run_sync(
-                _sync_file, fd, self.store if new else None, content.gen, limiter=self.local_lane
-            )
-        except OSError:
-            content.unsynced_error = True
-            raise
-        finally:
-            self.unpin(content)
+        with self.using(content) as fd:
+            new = content.gen in self.store.unsynced_names
+            try:
+                await trio.to_thread.run_sync(
+                    _sync_file,
+                    fd,
+                    self.store if new else None,
+                    content.gen,
+                    limiter=self.local_lane,
+                )
+            except OSError:
+                content.unsynced_error = True
+                raise
         if new:
             self.store.unsynced_names.discard(content.gen)
 
@@ -478,9 +492,11 @@ class Volume:
     ) -> T:
         """Make a reading call with a node's directory and name on the share.
 
-        While a step moves the node there it may be under neither name: then it is waited for.
-        Raises FileNotFoundError when the share does not have it.
+        While a step moves the node there it may be under neither name: then it is waited for, as it
+        is for what the last daemon may have done. Raises FileNotFoundError when the share does not
+        have it.
         """
+        await self.until_settled(self.share.deadline)
         while True:
             if not node.slinks:
                 raise FileNotFoundError(errno.ENOENT, "not on the share")
@@ -497,6 +513,14 @@ class Volume:
                 if node.slinks and node.slinks[0] == place:
                     return result
                 # It was moved away, and what was asked may have been another that came after it.
+
+    async def until_settled(self, deadline: float) -> None:
+        """Wait until it is known what the last daemon did on the share. Raises ETIMEDOUT."""
+        if not self.settled.is_set():
+            with trio.move_on_after(deadline):
+                await self.settled.wait()
+                return
+            raise OSError(errno.ETIMEDOUT, "the share did not answer in time")
 
     def step_ended(self, node: Node) -> None:
         """A step of the flusher has ended."""
@@ -522,7 +546,7 @@ class Volume:
         signature = self.signature(st)
         if node.is_dir:
             if node.base is None:
-                node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+                node.take_times(st)
             if node.base != signature:
                 self.remembered.saw(node)
             node.base = signature
@@ -544,7 +568,7 @@ class Volume:
         node.ours = False
         node.mode, node.uid, node.gid = st.st_mode, st.st_uid, st.st_gid
         node.size = st.st_size
-        node.mtime, node.ctime, node.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+        node.take_times(st)
         self.remembered.saw(node)
         if first:
             return False

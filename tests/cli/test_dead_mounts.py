@@ -76,10 +76,11 @@ def test_a_dead_mount_is_cleared_even_when_it_is_stacked(mountpoint: Path) -> No
         kill(pid, mountpoint)
         with pytest.raises(OSError, match="not connected"):
             os.listdir(mountpoint)
-        assert preflight.clear_dead_mount(str(mountpoint))
+        (detached,) = preflight.clear_dead_mount(str(mountpoint))
         assert mount_at(str(mountpoint), read_mounts()) is None
         assert os.listdir(mountpoint) == []
         assert not preflight.clear_dead_mount(str(mountpoint))
+        os.close(detached)
 
 
 def test_a_busy_mount_stays(mountpoint: Path) -> None:

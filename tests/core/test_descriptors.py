@@ -131,9 +131,9 @@ async def test_a_listing_without_an_answer_keeps_none_open(
 ) -> None:
     answer = threading.Event()
 
-    def late(directory: Descriptor) -> list[calls.Entry]:
+    def late(directory: Descriptor, found: list[calls.Entry]) -> list[calls.Entry]:
         answer.wait(DEADLINE)
-        return []
+        return found
 
     config = replace(QUICK, share=ShareConfig(lookup_deadline=0.2, deadline=0.1))
     os.mkdir(f"{share}/theirs")

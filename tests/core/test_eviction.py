@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.volumes import Mounted, mounted
 from wbcache.daemon.eviction import Evictor
+from wbcache.flush.transfer import SupersededError
 from wbcache.node import Node
 
 SIZE = 2_000_000
@@ -53,3 +56,34 @@ async def test_nothing_goes_between_a_transfer_and_its_publish(tmp_path: Path) -
         wanted = DATA[:10] + b"patch" + DATA[15:]
         assert (tmp_path / "share" / "file").read_bytes() == wanted
         assert await files.read(node, 0, SIZE) == wanted
+
+
+async def test_what_is_being_synced_keeps_its_cache_file(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache")) as mount:
+        node = await published(mount)
+        content = node.content
+        assert content is not None
+        content.pins += 1
+        assert await Evictor(mount.volume, mount.flusher).evict(1 << 30) >= SIZE - 4096
+        assert node.content is content and not content.retired and content.pins == 1
+
+
+async def test_what_goes_just_before_a_transfer_does_not_cut_the_file_off(tmp_path: Path) -> None:
+    """It was to be published whole, as all of it was here; now it is patched in place."""
+    (tmp_path / "share").mkdir()
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache")) as mount:
+        node = await published(mount)
+        flusher, files, root = mount.flusher, mount.filesystem.files, mount.volume.tree.root
+        flusher.suspended = True
+        handle = files.open(node, os.O_WRONLY)
+        await files.write(node, 10, b"patch")
+        files.release(handle)
+        await Evictor(mount.volume, mount.flusher).evict(1 << 30)
+        with pytest.raises(SupersededError):
+            await flusher.files.copy(node, root)
+        assert node.trouble is None
+        flusher.suspended = False
+        await mount.drain()
+        wanted = DATA[:10] + b"patch" + DATA[15:]
+        assert (tmp_path / "share" / "file").read_bytes() == wanted

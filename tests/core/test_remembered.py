@@ -128,6 +128,26 @@ async def test_the_share_has_the_last_word(share: Path) -> None:
         assert sorted(await listing(mount, b"runs")) == [b"b", b"c", b"new", b"old"]
 
 
+async def test_numbers_of_all_sizes_can_be_stored(share: Path) -> None:
+    """There are servers that number files with 64 bits, and files of the year 2500."""
+    async with on(share) as mount:
+        names = mount.filesystem.names
+        node = await names.lookup(await directory(mount, b"runs"), b"a")
+        assert node is not None
+        fields = (node.mode, (1 << 64) - 2, 1, 1, 0, 0, 5, 0, 0, 0)
+        times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), 1 << 64)
+        mount.volume.adopt(node, os.stat_result(fields, times))
+        known, shown = node.base, node.mtime
+        assert known is not None and known.ino
+        mount.volume.remembered.store()
+        mount.volume.commit(node)
+    async with on(share, silent=True) as mount:
+        names = mount.filesystem.names
+        node = await names.lookup(await directory(mount, b"runs"), b"a")
+        assert node is not None
+        assert (node.base, node.mtime) == (known, shown)
+
+
 async def test_a_new_name_is_found_before_the_directory_is_listed(
     share: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,7 +231,7 @@ def test_killed_at_some_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3 * 3600)
 def test_killed_at_every_call(tmp_path: Path) -> None:
     number, last = 1, _count(tmp_path / "whole")
     while _checked(tmp_path, number) or number < last:

@@ -19,6 +19,7 @@ from tests.volumes import QUICK, Mounted, leftovers, mounted, snapshot
 from tests.waiting import wait_until_async
 from wbcache.config import ShareConfig
 from wbcache.daemon.eviction import Evictor
+from wbcache.filesystem import Changes
 from wbcache.node import Node
 
 NAMES = (b"log", b"model", b"new", b"other")
@@ -59,6 +60,7 @@ class Player:
     async def step(self) -> None:
         name = self._rng.choice(NAMES)
         changes = [self.append, self.append, self.append, self.patch, self.rewrite, self.replace]
+        changes.append(self.truncate)
         others = [self.fsync, self.fsync, self.pause, self.sync_quietly, self.evict]
         operation = self._rng.choice([*changes, *others])
         self.done.append(f"{operation.__name__} {name.decode()}")
@@ -74,6 +76,14 @@ class Player:
             at = self._rng.randrange(node.size)
             self._history.patched.add(name)
             await self._write(name, node, at, self._bytes(5000))
+
+    async def truncate(self, name: bytes) -> None:
+        node = await self._node(name)
+        size = self._rng.choice([self._rng.randint(1, node.size or 1), node.size + 5000])
+        if size < node.size:
+            self._history.patched.add(name)
+        await self._mount.filesystem.attributes.change(node, Changes(size=size))
+        self._history.states[name].append(self._history.now(name)[:size].ljust(size, b"\0"))
 
     async def rewrite(self, name: bytes) -> None:
         node = await self._node(name)
@@ -232,6 +242,7 @@ async def test_power_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 async def test_power_is_lost_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(1000, 3000):
         await lose_power_once(tmp_path / str(seed), seed, monkeypatch)

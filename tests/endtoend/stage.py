@@ -146,14 +146,18 @@ class Stage:
         """Names of wbcache's own that lie about on the share."""
         return [name for name in self.held() if TEMPORARY in name]
 
+    def told(self) -> list[str]:
+        """The daemon's log since the beginning of the test."""
+        return self.mount.log()[self._log_from :].splitlines()
+
     def close(self) -> None:
         """Remove everything; nothing may come back."""
         self.share.clear()
         shutil.rmtree(self.path)
         remaining = self.mount.client.flush([b""], 30.0)
         assert not os.path.lexists(self.backing), remaining
-        log = self.mount.log()[self._log_from :]
-        assert "Traceback" not in log, log
+        log = self.told()
+        assert not any("Traceback" in line for line in log), log
 
 
 def compact(tree: dict[str, tuple[int, bytes]]) -> dict[str, tuple[str, int, bytes | int]]:

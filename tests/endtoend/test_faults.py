@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.endtoend.checkpoints import blob
-from tests.endtoend.stage import Stage
+from tests.endtoend.stage import TEMPORARY, Stage
 from tests.mounting import contents
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -117,6 +118,38 @@ def test_a_share_that_is_away_for_a_while_is_waited_for(
     assert (stage.path / "final").read_bytes() == blob("tmp")
     stage.share.reconnect(stale_handles=True)
     converge(stage, tmp_path / "native")
+
+
+def verified(stage: Stage) -> bool:
+    return bool(stage.mount.status()["share"]["verified"])
+
+
+def test_no_temporary_name_is_used_again_when_the_share_is_back(stage: Stage) -> None:
+    """What had it before may be under way still, or be a directory that was moved aside."""
+    for number in range(3):
+        (stage.path / f"file-{number}").write_bytes(blob("file", 5000))
+        stage.flush()
+        stage.share.disconnect()
+        (stage.path / "new").write_bytes(b"%d" % number)
+        assert stage.mount.client.flush([os.fsencode(stage.name)], 0.1), "it is gone"
+        wait_until(lambda: not verified(stage), "it is noticed that the share is gone")
+        stage.share.reconnect()
+        wait_until(lambda: verified(stage), "it is noticed that the share is back")
+    stage.settle()
+    made = [op.path for op in stage.ops("create", match=TEMPORARY)]
+    assert len(made) >= 3
+    assert sorted(set(made)) == sorted(made)
+
+
+def test_a_directory_made_under_a_temporary_name_by_a_lost_call_is_ours(stage: Stage) -> None:
+    """A client that sends a call again is told that the name exists."""
+    (stage.path / "run.tmp").mkdir()
+    (stage.path / "run.tmp" / "part").write_bytes(b"x")
+    os.rename(stage.path / "run.tmp", stage.path / "run")
+    stage.share.fail(["mkdir"], errno.EEXIST, times=1, match="*/.wbcache-*", after=True)
+    stage.settle()
+    assert len([op for op in stage.ops("mkdir") if op.errno == errno.EEXIST]) == 1
+    assert not [text for text in stage.told() if "made on the share too" in text]
 
 
 def test_a_lost_write_is_noticed_before_it_matters(stage: Stage) -> None:

@@ -17,13 +17,13 @@ import struct
 import subprocess
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.descriptors import opened
 from tests.endtoend.checkpoints import blob
 from tests.endtoend.stage import Stage
 
@@ -39,15 +39,6 @@ WINS = 5
 @pytest.fixture(autouse=True)
 def slowly(stage: Stage) -> None:
     stage.share.set(latency_ms=20)
-
-
-@contextmanager
-def opened(path: Path, flags: int, mode: int = 0o666) -> Iterator[int]:
-    descriptor = os.open(path, flags, mode)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def in_child(work: Callable[[], object]) -> object:
@@ -278,13 +269,14 @@ def test_what_is_not_supported_says_so_in_the_usual_way(stage: Stage) -> None:
                 pass
             assert os.fstat(copy).st_size == 10_000
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        before = os.getcwd()
         os.chdir(stage.path)
         try:
             server.bind("agent.sock")
             server.listen()
             client.connect("agent.sock")
         finally:
-            os.chdir("/")
+            os.chdir(before)
     os.mkfifo(stage.path / "fifo")
     stage.flush()
     assert sorted(os.listdir(stage.backing)) == ["copy", "file"]

@@ -206,3 +206,24 @@ def test_a_flush_of_what_waits_for_it_tries_it_again(world: FaultyWorld) -> None
     assert not world.flusher.is_hopeless(nodes[0])
     world.settle()
     assert on_share(world, "here/in/poison/below/1") == blob("1")
+
+
+def test_nothing_is_given_up_that_is_about_to_be_looked_at_again(world: FaultyWorld) -> None:
+    """What it waited for may wait in vain itself since, and then does not hold it up: a drain that
+    ended now would leave behind what can go."""
+    prepare(world)
+    poison_file(world)
+    world.write("here/in/replaced", blob("new"))
+    flush(world)
+    nodes = []
+
+    async def find() -> None:
+        nodes.append(await world.find("here/in/replaced"))
+
+    world.do(find)
+    assert world.flusher.is_hopeless(nodes[0])
+    world.fs.tree.touch_item(nodes[0])
+    assert not world.flusher.is_hopeless(nodes[0])
+    flush(world)
+    assert world.flusher.is_hopeless(nodes[0])
+    heals(world)

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--lack", action="append", default=[], choices=sorted(CAPABILITIES), metavar="CAPABILITY"
     )
     lacks.add_argument("--no-xattr", action="store_true", help="no xattr calls (ENOSYS)")
+    lacks.add_argument("--squash", action="store_true", help="everybody is nobody there")
     lacks.add_argument("--name-max", type=int, default=255, help="longest name, in bytes")
     lacks.add_argument("--mtime-resolution", type=float, default=0, metavar="S")
     lacks.add_argument("--read-only", action="store_true")
@@ -72,6 +73,7 @@ def options(args: argparse.Namespace) -> Options:
         },
         lacking=tuple(args.lack),
         xattr=not args.no_xattr,
+        squash=args.squash,
         readahead_kb=args.readahead_kb,
         log_data=None if args.log_data is None else os.path.abspath(args.log_data),
         log_limit=args.log_limit,

@@ -18,6 +18,7 @@ from tests.faultshare.faults import MUTATIONS, Request
 from tests.faultshare.gate import Gate
 from tests.faultshare.nodes import Node
 from tests.faultshare.oplog import Op, OpLog
+from tests.faultshare.squash import Squash
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,11 @@ class Call:
 class Calls:
     """Takes calls through the gate to the backing directory and into the log."""
 
-    def __init__(self, backing: Backing, gate: Gate, oplog: OpLog) -> None:
+    def __init__(
+        self, backing: Backing, gate: Gate, oplog: OpLog, squash: Squash | None = None
+    ) -> None:
         self._backing = backing
+        self._squash = squash
         self._nodes = backing.nodes
         self._gate = gate
         self._oplog = oplog
@@ -97,6 +101,8 @@ class Calls:
         code = verdict.error
         if verdict.effect:
             try:
+                if self._squash is not None:
+                    self._squash.check(call, self._backing)
                 result = effect()
             except OSError as error:
                 code = error.errno or errno.EIO

@@ -56,6 +56,7 @@ class FaultShare(ShareClient):
         read_only: bool = False,
         lack: Iterable[str] = (),
         no_xattr: bool = False,
+        squash: bool = False,
         attr_timeout: float = 0,
         entry_timeout: float = 0,
         keep_cache: bool = False,
@@ -88,6 +89,7 @@ class FaultShare(ShareClient):
         for flag, wanted in (
             ("--read-only", read_only),
             ("--no-xattr", no_xattr),
+            ("--squash", squash),
             ("--keep-cache", keep_cache),
             ("--direct-io", direct_io),
         ):

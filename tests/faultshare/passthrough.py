@@ -18,6 +18,7 @@ from tests.faultshare.calls import Call, Calls, contained
 from tests.faultshare.gate import Gate
 from tests.faultshare.nodes import ROOT_ID, Node, fail
 from tests.faultshare.oplog import OpLog
+from tests.faultshare.squash import Squash
 from tests.faultshare.usage import BLOCK
 
 
@@ -55,13 +56,15 @@ class Share(pyfuse3.Operations):
         caching: Caching,
         *,
         no_xattr: bool = False,
+        squash: Squash | None = None,
     ) -> None:
         super().__init__()
+        self._squash = squash
         self.no_xattr = no_xattr  # once answered ENOSYS, the kernel never asks again
         self.backing = backing
         self.gate = gate
         self.faults = gate.faults
-        self._calls = Calls(backing, gate, oplog)
+        self._calls = Calls(backing, gate, oplog, squash)
         self.oplog = oplog
         self.caching = caching
         self.initialised = trio.Event()
@@ -74,6 +77,10 @@ class Share(pyfuse3.Operations):
     def init(self) -> None:
         """The kernel has connected."""
         self.initialised.set()
+
+    def _owner(self, ctx: RequestContext) -> Owner:
+        """Whom something new belongs to."""
+        return self._squash.owner if self._squash is not None else Owner(ctx.uid, ctx.gid)
 
     def _attributes(self, node: Node, st: os.stat_result) -> EntryAttributes:
         entry = EntryAttributes()
@@ -200,7 +207,7 @@ class Share(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
+        parent, owner = self._nodes.get(parent_inode), self._owner(ctx)
         call = Call("mknod", parent=parent, name=name, undo=self._forget_entry)
         call.details = {"type": stat.S_IFMT(mode), "rdev": rdev}
         make = self.backing.mknod
@@ -210,7 +217,7 @@ class Share(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
-        parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
+        parent, owner = self._nodes.get(parent_inode), self._owner(ctx)
         call = Call("mkdir", parent=parent, name=name, undo=self._forget_entry)
         return await self._make(call, lambda: self.backing.mkdir(parent, name, mode, owner))
 
@@ -218,7 +225,7 @@ class Share(pyfuse3.Operations):
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
+        parent, owner = self._nodes.get(parent_inode), self._owner(ctx)
         call = Call("symlink", parent=parent, name=name, undo=self._forget_entry)
         call.details = {"target": os.fsdecode(target)}
         return await self._make(call, lambda: self.backing.symlink(parent, name, target, owner))
@@ -286,7 +293,7 @@ class Share(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[pyfuse3.FileInfo, EntryAttributes]:
-        parent, owner = self._nodes.get(parent_inode), Owner(ctx.uid, ctx.gid)
+        parent, owner = self._nodes.get(parent_inode), self._owner(ctx)
         call = Call("create", parent=parent, name=name, flags=flags)
 
         def effect() -> tuple[pyfuse3.FileInfo, EntryAttributes]:

@@ -25,6 +25,7 @@ from tests.faultshare.gate import Gate
 from tests.faultshare.mounttable import mounts_at
 from tests.faultshare.oplog import OpLog
 from tests.faultshare.passthrough import Caching, Share
+from tests.faultshare.squash import Squash
 from tests.faultshare.usage import Usage
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Options:
     settings: dict[str, Any] = field(default_factory=dict)
     lacking: tuple[str, ...] = ()
     xattr: bool = True
+    squash: bool = False
     readahead_kb: int | None = None
     log_data: str | None = None
     log_limit: int = 1_000_000
@@ -70,7 +72,8 @@ def run(options: Options, ready: Callable[[], None]) -> None:
     backing = Backing(options.backing, usage)  # held before it may be mounted over
     oplog = OpLog(os.fsencode(options.backing), data_dir=options.log_data, limit=options.log_limit)
     gate = Gate(Faults())
-    share = Share(backing, gate, oplog, options.caching, no_xattr=not options.xattr)
+    squash = Squash() if options.squash else None
+    share = Share(backing, gate, oplog, options.caching, no_xattr=not options.xattr, squash=squash)
     control_ = control.Control(share, f"/proc/self/fd/{backing.nodes.root.fd}")
     control_.set(**options.settings)
     control_.lack(list(options.lacking), None)

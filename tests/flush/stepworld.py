@@ -131,7 +131,7 @@ class SteppedWorld(Operations):
         if directory.on_share and directory.listed_at is None:
             parent = await self.volume.share.directory(directory)
             entries = calls.scan(parent)
-            self.fs.listings._apply(directory, entries, self.volume.share_clock, self.now)
+            await self.fs.listings._apply(directory, entries, self.volume.share_clock, self.now)
 
     # -- actions -------------------------------------------------------------------------------
 

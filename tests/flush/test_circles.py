@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.volumes import QUICK, mounted
 from tests.waiting import wait_until_async
 from wbcache.config import FlushConfig
-from wbcache.flush.plan import Planner, Step, Wait
+from wbcache.flush.cycles import circles, way_out
+from wbcache.flush.plan import Planner, SetAttributes, Step, Wait
 from wbcache.node import Node
 from wbcache.tree import Item, Tree
 
@@ -46,3 +47,37 @@ async def test_what_a_circle_waits_for_is_due(tmp_path: Path) -> None:
         for node in (one, other):
             flusher.pull(node)
         await wait_until_async(lambda: len(os.listdir(share)) == 3, "all of it arrives")
+
+
+class Everybody(Planner):
+    """Many that all wait for each other; each names the youngest."""
+
+    def __init__(self, tree: Tree, nodes: list[Node]) -> None:
+        super().__init__(tree)
+        self._nodes = nodes
+        self.asked = 0
+
+    def plan(self, item: Item, *, besides: Container[object] = ()) -> Step | Wait | None:
+        assert isinstance(item, Node)
+        self.asked += 1
+        for other in reversed(self._nodes):
+            if other is not item and other not in besides:
+                return Wait(other)
+        return SetAttributes(item, item.links[0])
+
+
+async def test_a_large_circle_is_found_with_few_plans(tmp_path: Path) -> None:
+    """The event loop stands still meanwhile: it may not take a plan for each pair."""
+    (tmp_path / "share").mkdir()
+    many = 300
+    share = str(tmp_path / "share")
+    async with mounted(share, str(tmp_path / "cache"), config=NOT_BY_ITSELF) as mount:
+        names, tree = mount.filesystem.names, mount.volume.tree
+        nodes = [await names.symlink(tree.root, b"%d" % n, b"target", 0, 0) for n in range(many)]
+        planner = Everybody(tree, nodes)
+        waiting: dict[Item, Item | None] = dict.fromkeys(nodes[:-1], nodes[-1])
+        waiting[nodes[-1]] = nodes[-2]
+        (circle,) = circles(waiting)
+        found = way_out(planner, tree, waiting, circle, wait=waiting.__setitem__)
+        assert found is not None and found[0] in nodes
+        assert planner.asked < 5 * many

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tests.flush.posix import Entry, Model, ModelDirectory, ModelFile, ModelLink, Path
-from tests.volumes import leftovers, snapshot
+from tests.volumes import leftovers, nothing_left, snapshot
 from wbcache.config import Config, FlushConfig, RetryConfig, ShareConfig
 from wbcache.filesystem import FileSystem
 from wbcache.filesystem.files import Handle
@@ -164,18 +164,7 @@ class World:
 
     def check_clean(self) -> None:
         """Nothing is left over in memory or in the journal."""
-        tree, volume = self.tree, self.volume
-        assert not tree.changes and not tree.holding
-        assert not [node for node in tree.dirty if not tree.excluded(node)]
-        assert not len(tree.order)
-        assert not volume.strays and not self.flusher.sweeper.later
-        removed = {n.ino for n in tree.nodes.values() if n.handles and not n.links}
-        intents = [row for row in volume.journal.rows("intent") if row[2] not in removed]
-        rows = [*intents, *volume.journal.rows("temporary"), *volume.journal.rows("xattr")]
-        assert not rows, f"left in the journal: {rows}"
-        for node in tree.nodes.values():
-            assert node.transfer is None and not node.busy, node
-            assert not node.sent or node.ino in removed, node
+        nothing_left(self.volume, self.flusher)
 
     async def compare_mount(self) -> None:
         """The mount must show what the model holds."""

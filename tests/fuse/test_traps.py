@@ -75,10 +75,10 @@ _FAULTY = """
 import sys
 from wbcache.filesystem.files import Files
 real = Files.read
-async def read(self, node, offset, size):
+async def read(self, node, offset, size, **how):
     if node.size == 6:
         raise RuntimeError("a fault of ours")
-    return await real(self, node, offset, size)
+    return await real(self, node, offset, size, **how)
 Files.read = read
 from wbcache.daemon.__main__ import main
 sys.exit(main())

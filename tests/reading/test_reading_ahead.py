@@ -6,8 +6,11 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
+from tests.descriptors import opened
 from tests.faultshare.client import FaultShare, Op
-from tests.mounting import Mounted
+from tests.mounting import NEVER_BY_ITSELF, Mounted
 
 SIZE = 12 << 20
 
@@ -76,3 +79,50 @@ def test_what_was_read_ahead_of_a_change_is_not_served_after_it(tmp_path: Path) 
             # The descriptor keeps the file it opened, the name shows the new one.
             assert file.read(1 << 20) == b"o" * (1 << 20)
         assert (mount.path / "data").read_bytes() == new
+
+
+LONG = 300.0
+"""Seconds for which the share's bytes may be waited for: longer than the test takes."""
+
+
+@pytest.mark.timeout(120)
+def test_what_is_here_is_not_held_back_by_what_is_read_ahead_of_it(tmp_path: Path) -> None:
+    """The kernel asks for a few pages more than a program; those are only on a share that hangs."""
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing" / "data").write_bytes(bytes(SIZE))
+    config = {**NEVER_BY_ITSELF, "share": {"lookup_deadline": "500ms", "deadline": f"{LONG:g}s"}}
+    with (
+        FaultShare(tmp_path / "backing") as share,
+        Mounted(share.mountpoint, config=config) as mount,
+    ):
+        assert (mount.path / "data").stat().st_size == SIZE
+        with opened(mount.path / "data") as file:
+            places = (0, 1 << 20, SIZE - 4096)
+            for at in places:
+                os.pwrite(file, b"here" * 1024, at)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            share.hang()
+            for at in places:
+                assert os.pread(file, 4096, at) == b"here" * 1024
+            share.release()
+            share.clear()
+
+
+@pytest.mark.timeout(120)
+def test_a_share_that_takes_long_to_read_is_waited_for_all_the_same(tmp_path: Path) -> None:
+    """Longer than a look-up may take: whoever wants the bytes waits, and gets them."""
+    size = 5 * 4096
+    (tmp_path / "backing").mkdir()
+    data = random.Random(4).randbytes(size)
+    (tmp_path / "backing" / "data").write_bytes(data)
+    config = {**NEVER_BY_ITSELF, "share": {"lookup_deadline": "300ms"}}
+    with (
+        FaultShare(tmp_path / "backing") as share,
+        Mounted(share.mountpoint, config=config) as mount,
+    ):
+        assert (mount.path / "data").stat().st_size == size
+        with opened(mount.path / "data") as file:
+            os.pwrite(file, b"here", 4096)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            share.set(latency_by_op={"read": 600})
+            assert os.pread(file, size, 0) == data[:4096] + b"here" + data[4100:]

@@ -14,6 +14,7 @@ from tests.faultshare.client import FaultShare
 from tests.mounting import Mounted
 from tests.space.test_limit import assert_blocks, block, temporaries
 from tests.volumes import mounted
+from wbcache.daemon.eviction import Evictor
 
 pytestmark = pytest.mark.usefixtures("fuse")
 
@@ -166,3 +167,28 @@ async def test_the_disk_can_not_make_it_durable(
         await files.write(node, 0, b"again")
         await files.fsync(node)
         files.release(handle)
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EOPNOTSUPP])
+async def test_a_disk_that_refuses_the_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    """The cache goes on without one, and keeps nothing of a part of it."""
+    (tmp_path / "share").mkdir()
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        os.pwrite(fd, b"part", 0)
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache")) as mount:
+        # The evictor holds it at its start and at every look: an error would end the evictor.
+        mount.nursery.start_soon(Evictor(mount.volume, mount.flusher).run)
+        files, root = mount.filesystem.files, mount.volume.tree.root
+        node = await mount.filesystem.names.create(root, b"file", 0o644, os.getuid(), os.getgid())
+        handle = files.open(node, os.O_RDWR)
+        await files.write(node, 0, b"bytes")
+        files.release(handle)
+        await mount.drain()
+        assert not [name for name in os.listdir(tmp_path / "cache") if "ballast" in name]
+    assert (tmp_path / "share" / "file").read_bytes() == b"bytes"

@@ -21,6 +21,7 @@ from wbcache.cli.recover import recover
 from wbcache.cli.status import pending, status
 from wbcache.cli.umount import umount
 from wbcache.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError, WbcacheError
+from wbcache.processes import hold_standard_streams, speak_utf8
 
 __all__ = ["command", "main", "run"]
 
@@ -41,11 +42,13 @@ for _subcommand in (mount, umount, status, flush, pending, conflicts, recover):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `wbcache` program. Always raises SystemExit."""
+    speak_utf8("wbcache.cli")
     sys.exit(run(lambda: command.main(arguments, "wbcache", standalone_mode=False)))
 
 
 def run(work: Callable[[], object]) -> int:
     """Do a command's work; its exit code, with the error printed if there was one."""
+    hold_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks must not end the listing it is in.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import IO, Any
@@ -28,7 +27,7 @@ def start_daemon(arguments: Sequence[str], paths: Sequence[str]) -> dict[str, An
     """
     receiving, sending = os.pipe()
     # Whatever it prints before its own log is open would otherwise be lost.
-    with tempfile.TemporaryFile() as printed, os.fdopen(receiving, "rb") as ready:
+    with open(os.memfd_create("printed"), "w+b") as printed, os.fdopen(receiving, "rb") as ready:
         try:
             daemon = subprocess.Popen(
                 [*arguments, "--ready-fd", str(sending), *paths],

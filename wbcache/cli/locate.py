@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from wbcache.control import registry
 from wbcache.control.client import ControlClient
 from wbcache.control.registry import MountRecord
@@ -22,9 +24,10 @@ def mount_containing(path: str) -> MountRecord:
 def only_mount() -> MountRecord:
     """The one that the current directory is in, or else the only one that is running."""
     found = registry.records()
-    here = registry.find(canonical("."), found)
-    if here is not None:
-        return here
+    with contextlib.suppress(UsageError):  # it may have been removed
+        here = registry.find(canonical("."), found)
+        if here is not None:
+            return here
     running = [record for record in found if ControlClient(record.cache_dir).is_running()]
     if not running:
         raise NoSuchMountError("no MOUNTPOINT", "nothing is mounted", "see 'wbcache mount --help'")

@@ -11,6 +11,7 @@ from wbcache import config
 from wbcache.cli import output
 from wbcache.cli.launch import start_daemon
 from wbcache.escaping import printable
+from wbcache.mounts import current_directory
 from wbcache.options import parse_options
 
 
@@ -42,7 +43,7 @@ def mount(
     # Found wrong here, a mistake costs no daemon.
     parse_options(joined)
     config.load(config_path)
-    arguments = [sys.executable, "-m", "wbcache.daemon"]
+    arguments = [sys.executable, "-X", "utf8", "-m", "wbcache.daemon"]
     if cache_dir is not None:
         arguments += ["--cache-dir", _absolute(cache_dir)]
     if config_path is not None:
@@ -63,6 +64,5 @@ def mount(
 
 def _absolute(path: str) -> str:
     """The path from the root. Where `..` follows a link, only the kernel knows what it means."""
-    if ".." in path.split("/"):
-        return os.path.join(os.getcwd(), path)
-    return os.path.abspath(path)
+    path = path if path.startswith("/") else os.path.join(current_directory(), path)
+    return path if ".." in path.split("/") else os.path.normpath(path)

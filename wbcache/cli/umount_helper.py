@@ -14,6 +14,7 @@ from wbcache.cli import run
 from wbcache.cli.umount import umount
 from wbcache.errors import UsageError
 from wbcache.mounts import canonical, unmount
+from wbcache.processes import speak_utf8
 
 
 def helper(arguments: Sequence[str]) -> None:
@@ -38,4 +39,5 @@ def helper(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    speak_utf8("wbcache.cli.umount_helper")
     sys.exit(run(lambda: helper(sys.argv[1:])))

@@ -117,21 +117,26 @@ def _entry_name(mountpoint: str) -> str:
 
 
 def _own_directory() -> str:
-    if os.geteuid() == 0:
-        return "/run/wbcache"
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK):
-        return os.path.join(runtime, "wbcache")
-    shared = f"/tmp/wbcache-{os.geteuid()}"
+    """The first place that can be ours. Root of a user namespace finds the host's root in one."""
+    uid = os.geteuid()
+    runtime = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
+    for place in (os.path.join(runtime, "wbcache"), f"/tmp/wbcache-{uid}"):
+        if os.path.isabs(place) and _is_ours_to_take(place):
+            return place
+    return _home_directory()
+
+
+def _is_ours_to_take(place: str) -> bool:
     try:
-        taken = os.lstat(shared).st_uid != os.geteuid()
+        return os.lstat(place).st_uid == os.geteuid() and os.access(place, os.W_OK | os.X_OK)
     except FileNotFoundError:
-        taken = False
-    return _home_directory() if taken else shared
+        return os.access(os.path.dirname(place), os.W_OK | os.X_OK)
+    except OSError:
+        return False
 
 
 def _home_directory() -> str:
-    """Where a user's records are when somebody else has taken their place in /tmp."""
+    """Where a user's records are when somebody else has taken the places for them elsewhere."""
     return os.path.join(os.path.expanduser("~"), ".local", "state", "wbcache", "mounts")
 
 

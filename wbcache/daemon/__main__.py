@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import faulthandler
 import gc
 import json
 import logging
 import os
-import signal
 import sys
+import threading
 import time
 from functools import partial
 
@@ -27,12 +26,14 @@ from wbcache.daemon.attachment import Attachment
 from wbcache.daemon.binding import Binder
 from wbcache.daemon.daemon import Daemon
 from wbcache.daemon.lock import lock_cache
+from wbcache.daemon.log import log_into
 from wbcache.daemon.preflight import MountPlan
-from wbcache.errors import RemainsError, WbcacheError
-from wbcache.escaping import one_line, printable
+from wbcache.errors import DaemonStartError, RemainsError, WbcacheError
+from wbcache.escaping import printable
 from wbcache.journal import Journal
 from wbcache.loading import load
 from wbcache.options import parse_options
+from wbcache.processes import hold_standard_streams, raise_file_limit
 from wbcache.share.capabilities import Capabilities
 from wbcache.share.names import TemporaryNames
 from wbcache.share.share import Share
@@ -48,9 +49,13 @@ knows, and goes on in the background."""
 FIRST_PATIENCE = 60.0
 """Seconds for which the first mount of a cache does, which knows nothing yet."""
 
+MIN_FILES = 1024
+"""Files that the daemon must be able to have open."""
+
 
 def main() -> int:
     """Run a mount to its end; returns the exit code."""
+    hold_standard_streams()
     arguments = _parse()
     logging.getLogger().addHandler(logging.NullHandler())  # until there is a log to write to
     ready = _Ready(arguments.ready_fd)
@@ -108,6 +113,7 @@ class _Ready:
 
 
 def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
+    _check_file_limit()
     settings = config.load(arguments.config)
     plan = preflight.check(
         preflight.MountRequest(
@@ -119,10 +125,11 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
             config_path=arguments.config,
         )
     )
+    threading.Thread(target=_close, args=plan.detached, daemon=True).start()
     os.umask(0o077)  # what is made here is nobody else's business
     os.makedirs(plan.cache_dir, exist_ok=True)
     lock = lock_cache(plan.cache_dir)
-    _log_to(os.path.join(plan.cache_dir, "daemon.log"), foreground=arguments.ready_fd is None)
+    log_into(plan.cache_dir, foreground=arguments.ready_fd is None)
     log.info("wbcache %s: %s on %s", __version__, plan.source, plan.mountpoint)
     journal = Journal(os.path.join(plan.cache_dir, "journal.db"))
     store = Store(os.path.join(plan.cache_dir, "data"))
@@ -149,6 +156,11 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
         warnings.append(
             f"the machine went down before {len(loaded.torn)} file(s) were synced; they are kept"
             " here and not flushed, see 'wbcache pending'"
+        )
+    if loaded.cut:
+        warnings.append(
+            f"the cache files of {len(loaded.cut)} file(s) were removed or cut by somebody; what is"
+            " left is kept here and not flushed, see 'wbcache pending'"
         )
     for warning in warnings:
         log.warning("%s", warning)
@@ -227,6 +239,21 @@ def _run(arguments: argparse.Namespace, ready: _Ready) -> int:
     return 0
 
 
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
+def _check_file_limit() -> None:
+    limit = raise_file_limit()
+    if limit < MIN_FILES:
+        raise DaemonStartError(
+            "the limit of open files",
+            f"is {limit}, and a mount needs {MIN_FILES}",
+            "raise it (ulimit -Hn, or LimitNOFILE= of a service) and mount again",
+        )
+
+
 def _keep_memory() -> None:
     """Have the C library keep what it frees: each read and write takes and gives back a buffer,
     and a trip to the kernel for it costs more than filling it."""
@@ -259,26 +286,6 @@ def _note_mount(plan: MountPlan) -> None:
     with open(path + ".new", "w") as file:
         json.dump(note, file)
     os.replace(path + ".new", path)
-
-
-class _OneLine(logging.Formatter):
-    """A line for each message, whatever names it holds; tracebacks follow on lines of their own."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line."""
-        return one_line(super().formatMessage(record))
-
-
-def _log_to(path: str, *, foreground: bool) -> None:
-    handlers: list[logging.Handler] = [logging.FileHandler(path, errors="backslashreplace")]
-    if foreground:
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
-    file = open(path, "a")  # noqa: SIM115  # faulthandler writes to it until the process ends
-    faulthandler.enable(file)
-    faulthandler.register(signal.SIGUSR1, file)
 
 
 if __name__ == "__main__":

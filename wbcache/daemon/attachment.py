@@ -22,7 +22,6 @@ from wbcache.daemon.lock import CacheLock
 from wbcache.errors import SourceError, WbcacheError
 from wbcache.flush.flusher import Flusher
 from wbcache.loading import Loaded
-from wbcache.share.names import TemporaryNames
 from wbcache.share.share import LOST
 from wbcache.volume import Volume
 
@@ -173,7 +172,7 @@ class Attachment:
         root = tree.root
         if root.meta == 0 and not root.ours:
             root.mode, root.uid, root.gid = st.st_mode, st.st_uid, st.st_gid
-            root.mtime, root.ctime, root.atime = st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns
+            root.take_times(st)
             volume.commit_outcome(root)
         self._take(binding)
 
@@ -183,7 +182,7 @@ class Attachment:
             volume.remembered.forget()
         if binding.foreign_temporaries:
             self._loaded.temporaries.clear()
-        volume.temporary_names = TemporaryNames(binding.uuid[:8], self._binder.epoch)
+        volume.temporary_names.belong_to(binding.uuid[:8])
         volume.share.id_name = None if binding.read_only else id_name(binding.uuid)
         volume.capabilities = binding.capabilities
         volume.read_only = binding.read_only

@@ -97,6 +97,8 @@ class Daemon:
         self._kernel_options = kernel_options
         self._mounted = False
         self._unmounted = trio.Event()
+        self._announced = trio.Event()
+        """The mount has answered, and whoever asked for it knows."""
         self._drained = trio.Event()
         self._detached = False
         """Taken out of the tree while programs use it."""
@@ -153,6 +155,7 @@ class Daemon:
             services.start_soon(self._guard, self._volume.make_spares)
             services.start_soon(self._guard, Syncer(self._volume).run)
             services.start_soon(self._guard, self._volume.remembered.run)
+            services.start_soon(self._guard, filesystem.forgetter.run)
             services.start_soon(self._signals)
             services.start_soon(server.serve)
             services.start_soon(self._announce, ready)
@@ -210,6 +213,7 @@ class Daemon:
         await trio.run_process(["/bin/sh", "-c", 'test -d "$0"', self._mountpoint])
         self._tune()
         ready()
+        self._announced.set()
 
     # -- services ------------------------------------------------------------------------------
 
@@ -227,6 +231,7 @@ class Daemon:
         await self._attachment.run(self._flusher)
 
     async def _settle_and_flush(self) -> None:
+        await self._announced.wait()  # very many dirty files must not delay it
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tidy)  # the share may be long in coming
             await settle_intents(self._volume, self._loaded)
@@ -342,7 +347,7 @@ class Daemon:
             flusher = self._flusher
             if self._attachment.is_refused or (flusher.is_stalled and not flusher.suspended):
                 return left
-            settled = not flusher.running and not flusher.sweeper.is_busy
+            settled = not flusher.running and not flusher.is_tidying
             if (settled or not all_else) and all(flusher.is_hopeless(item) for item in left):
                 return left
             # With very many files counting takes long; the flush itself must have the time.
@@ -382,15 +387,25 @@ class Daemon:
         self, paths: Sequence[bytes], timeout: float | None, progress: Progress
     ) -> Rows:
         """Flush paths (b"" is everything) as they are now."""
-        upto = self._volume.tree.seq
+        tree, arriving = self._volume.tree, self._flusher.arriving
+        upto = tree.seq
         roots = [await self._resolve(path) for path in paths]
+        # What was removed while it was on its way to the share will have to be removed there.
+        begun = {at: step for at, step in arriving.items() if self._inside_any(at, roots)}
 
         def remaining() -> list[Item]:
-            items = [item for item in self._items(roots) if self._since(item) <= upto]
+            items = [
+                item
+                for item in self._items(roots)
+                if self._since(item) <= upto or (not isinstance(item, Node) and item in begun)
+            ]
             for item in items:
                 # A flush that was under way did not cover what was written since it began.
                 if not self._is_pulled(item):
                     self._flusher.pull(item)
+            for at, step in begun.items():
+                if arriving.get(at) == step and tree.wanted(*at) is None:
+                    items.append(at)
             return items
 
         for item in remaining():
@@ -416,10 +431,10 @@ class Daemon:
         return node
 
     def _items(self, roots: list[Node]) -> list[Item]:
-        tree, unfinished = self._volume.tree, self._flusher.unfinished()
-        if tree.root in roots:
-            return unfinished
-        return [item for item in unfinished if any(self._inside(item, root) for root in roots)]
+        return [item for item in self._flusher.unfinished() if self._inside_any(item, roots)]
+
+    def _inside_any(self, item: Item, roots: list[Node]) -> bool:
+        return self._volume.tree.root in roots or any(self._inside(item, root) for root in roots)
 
     def _inside(self, item: Item, root: Node) -> bool:
         tree = self._volume.tree
@@ -453,7 +468,7 @@ class Daemon:
             before, self._patience = self._patience, self._patience if limit is None else limit
             try:
                 await trio.to_thread.run_sync(
-                    mounts.unmount, self._mountpoint, abandon_on_cancel=True
+                    mounts.unmount_everywhere, self._mountpoint, abandon_on_cancel=True
                 )
             except WbcacheError:
                 # Still in use: whatever ends the mount later drains as configured.

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 2.0
 """Seconds between two looks at the disk."""
 
-PAUSE = 0.02
+PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two rounds while somebody waits for room; more when a round takes long."""
 
 SEARCH_INTERVAL = 2.0
@@ -53,7 +53,7 @@ class Evictor:
         while True:
             with trio.move_on_after(INTERVAL):
                 await self._space.wanted.wait()
-            await trio.sleep(max(PAUSE, 5 * took))
+            await trio.sleep(min(max(PAUSE, 5 * took), LONGEST_PAUSE))
             began = self._volume.clock()
             await self._make_room()
             took = self._volume.clock() - began
@@ -80,17 +80,19 @@ class Evictor:
 
     async def _relieve(self) -> None:
         """Somebody waits: have dirty files go to the share before they are complete, if need be."""
-        going, held = 0, []
+        going, stuck, held = 0, False, []
         for i, node in enumerate(list(self._volume.tree.dirty)):
             content = node.content
             if content is not None and node.trouble is None and not node.never:
                 if node.spill:
                     going += content.blocks
                     self._volume.tree.touch_item(node)  # it may have been written to
-                elif not self._volume.tree.held(node):
-                    going += content.blocks
-                else:
+                elif self._volume.tree.held(node):
                     held.append((content.blocks, node))
+                elif self._flusher.is_waiting(node):
+                    stuck = True
+                else:
+                    going += content.blocks
             if i % _BATCH == 0:
                 await trio.lowlevel.checkpoint()
         space = self._space
@@ -102,7 +104,8 @@ class Evictor:
                 self._volume.tree.touch_item(node)
                 self._flusher.hurry()
                 return
-        if not going and not held and not self._volume.retired and not self._flusher.running:
+        left = going or stuck or held or self._volume.retired or self._flusher.running
+        if not left:
             space.refuse()
 
     async def evict(self, excess: int) -> int:
@@ -127,7 +130,7 @@ class Evictor:
             if content is None or not content.clean or not _may_lose_bytes(node):
                 continue
             before = content.blocks
-            if node.dirty is None and not node.handles and not node.busy:
+            if node.dirty is None and not content.pins and not node.busy:
                 self._drop(node)
                 freed += before
             elif not node.handles or content.clean.size(node.size) >= scraps:
@@ -145,7 +148,6 @@ class Evictor:
         gen = content.gen
         node.content = None
         volume.commit_outcome(node, extra=lambda: volume.journal.drop_extents(gen))
-        content.pins = 0
         volume.retire(content)
 
     async def _punch(self, node: Node, content: Content) -> None:
@@ -165,18 +167,16 @@ class Evictor:
                 # a power loss.
                 volume.commit(node, undo=undo, extra=lambda: volume.journal.put_extents(content))
                 await volume.sync_journal()
-                fd = volume.store.fd(content)
-                mtime = os.fstat(fd).st_mtime_ns
-                content.pins += 1
-                try:
-                    # It may have to wait until the disk has written what is punched out.
-                    await trio.to_thread.run_sync(
-                        volume.store.punch, fd, ranges, limiter=volume.local_lane
-                    )
-                    os.utime(fd, ns=(mtime, mtime))
-                finally:
-                    volume.count_blocks(content)
-                    volume.unpin(content)
+                with volume.using(content) as fd:
+                    mtime = os.fstat(fd).st_mtime_ns
+                    try:
+                        # It may have to wait until the disk has written what is punched out.
+                        await trio.to_thread.run_sync(
+                            volume.store.punch, fd, ranges, limiter=volume.local_lane
+                        )
+                        os.utime(fd, ns=(mtime, mtime))
+                    finally:
+                        volume.count_blocks(content)
             except OSError as error:
                 log.error("clean bytes stay: %s", os.strerror(error.errno or errno.EIO))
 

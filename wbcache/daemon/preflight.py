@@ -11,8 +11,10 @@ by those who open it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pwd
 import stat
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from shutil import which
 import wbcache
 from wbcache.config import Config
 from wbcache.control import registry
+from wbcache.daemon import log as daemon_log
 from wbcache.disks import default_cache_dir, existing_part
 from wbcache.errors import CacheDirError, FuseError, MountpointError, SourceError
 from wbcache.mounts import (
@@ -51,7 +54,15 @@ JOURNAL_NAME = "journal.db"
 _OWN_NAMES = frozenset(
     {
         *(JOURNAL_NAME, JOURNAL_NAME + "-wal", JOURNAL_NAME + "-shm"),
-        *("control.sock", "daemon.log", "data", "lock", "mount.json", "mount.json.new"),
+        *(
+            "control.sock",
+            daemon_log.NAME,
+            daemon_log.OLDER_NAME,
+            "data",
+            "lock",
+            "mount.json",
+            "mount.json.new",
+        ),
     }
 )
 """What a daemon makes in its cache directory."""
@@ -103,6 +114,8 @@ class MountPlan:
     """For the mount call, `allow_other` among them where it is wanted and permitted."""
     warnings: tuple[str, ...]
     """For the log and for the user; nothing that stops the mount."""
+    detached: tuple[int, ...]
+    """Descriptors of dead mounts that were in the way; see `clear_dead_mount`."""
 
 
 def check(request: MountRequest) -> MountPlan:
@@ -114,8 +127,7 @@ def check(request: MountRequest) -> MountPlan:
         mountpoint = source
     else:
         mountpoint = _canonical(request.mountpoint, MountpointError)
-    clear_dead_mount(mountpoint)
-    clear_dead_mount(source)
+    detached = clear_dead_mount(mountpoint) + clear_dead_mount(source)
     mounts = read_mounts()
     over_source = mountpoint == source
     check_not_mounted(mountpoint, mounts, over_source=over_source)
@@ -153,6 +165,7 @@ def check(request: MountRequest) -> MountPlan:
         rebind=request.options.rebind,
         kernel_options=_kernel_options(request.options, warnings),
         warnings=tuple(warnings),
+        detached=tuple(detached),
     )
 
 
@@ -180,22 +193,36 @@ def check_fuse() -> None:
             "is not installed, and a plain user cannot mount without it",
             "install the package fuse3, or mount as root",
         )
+    if os.geteuid() != 0:
+        try:
+            pwd.getpwuid(os.getuid())
+        except KeyError:
+            raise FuseError(
+                "fusermount3",
+                f"mounts only for users with a name, and uid {os.getuid()} has none",
+                "add it to /etc/passwd, or mount as root",
+            ) from None
 
 
-def clear_dead_mount(mountpoint: str) -> bool:
-    """Detach mounts of ours at a canonical path whose daemon is gone; True when there were any.
+def clear_dead_mount(mountpoint: str) -> list[int]:
+    """Detach mounts of ours at a canonical path whose daemon is gone.
+
+    Returns a descriptor of each, for the caller to close: that takes as long as the kernel needs to
+    forget the files of the mount, half a second for a hundred thousand, which can be done while
+    something else is.
 
     Dead is a mount that answers "not connected", and one that does not answer at all because its
     killed daemon is stuck in a call on a hung share, where it keeps the connection open.
     """
-    cleared = False
+    detached: list[int] = []
     while True:
         entry = mount_at(mountpoint, read_mounts())
         if entry is None or not entry.is_wbcache or not _is_abandoned(entry):
-            return cleared
+            return detached
         abort_connection(entry)
+        with contextlib.suppress(OSError):  # then unmounting takes as long
+            detached.append(os.open(mountpoint, os.O_PATH | os.O_CLOEXEC))
         unmount(mountpoint, lazy=True)
-        cleared = True
 
 
 def check_not_mounted(mountpoint: str, mounts: Sequence[MountEntry], *, over_source: bool) -> None:

@@ -24,6 +24,7 @@ RETRY = 5.0
 async def settle_intents(volume: Volume, loaded: Loaded) -> None:
     """Take over what had happened on the share, and queue left-over temporaries for removal."""
     settler = Settler(volume, FileFlusher(volume))
+    unsettled = [volume.tree.nodes.get(intent.ino) for _, intent in loaded.intents]
     while loaded.intents:
         later, failed = [], False
         for identity, intent in loaded.intents:
@@ -48,6 +49,10 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
             break
         loaded.intents = later
     loaded.intents = []
+    for node in filter(None, unsettled):
+        node.busy = False
+        volume.tree.touch_item(node)
+        volume.forget_if_gone(node)
     settler.finish()
     held = {link for node in volume.tree.nodes.values() for link in node.slinks}
     for directory, name in loaded.temporaries:

@@ -111,6 +111,7 @@ def status(filesystem: FileSystem, flusher: Flusher, problem: str | None = None)
         "flushing": flusher.running,
         "flushed_bytes": flusher.files.bytes_sent,
         "read_only": volume.read_only,
+        "nodes": len(tree.nodes),
         "share": {
             "state": health.state,
             "verified": problem is None,

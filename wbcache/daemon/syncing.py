@@ -73,8 +73,9 @@ class Syncer:
     async def _sync_disk(self, nodes: list[Node]) -> None:
         volume = self._volume
         before = [(n, n.content, n.content.version, n.size) for n in nodes if n.content]
-        volume.store.unsynced_names.clear()
+        names = volume.store.unsynced_names.copy()
         await trio.to_thread.run_sync(_syncfs, volume.store.directory, limiter=volume.local_lane)
+        volume.store.unsynced_names -= names
         items = []
         for node, content, version, size in before:
             if node.content is content and node.links and node.dirty is not None:

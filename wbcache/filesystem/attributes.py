@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from wbcache.filesystem.files import Files
 from wbcache.filesystem.listing import Listings
 from wbcache.filesystem.names import error
-from wbcache.node import META_MODE, META_OWNER, META_TIMES, META_XATTR, Node
+from wbcache.node import META_MODE, META_OWNER, META_TIMES, META_XATTR, Node, storable_time
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.volume import Volume
 
 STATE_XATTR = b"user.wbcache.state"
 """Read-only: where a file stands on its way to the share."""
+
+_USER = b"user."
+_FOREIGN = (b"security.", b"trusted.")
+"""Name spaces in which nothing is ever found."""
 
 STATFS_TTL = 10.0
 """Seconds for which the share's figures are believed."""
@@ -62,12 +66,15 @@ class Attributes:
         if changes.uid is not None or changes.gid is not None:
             node.uid = node.uid if changes.uid is None else changes.uid
             node.gid = node.gid if changes.gid is None else changes.gid
-            meta |= META_OWNER if can.chown else self._kept("owners")
+            if can.chown or (can.chgrp and changes.uid in (None, before[1])):
+                meta |= META_OWNER
+            else:
+                meta |= self._kept("owners")
         if changes.atime is not None:
-            node.atime = changes.atime
+            node.atime = storable_time(changes.atime)
             meta |= META_TIMES
         if changes.mtime is not None:
-            node.mtime = changes.mtime
+            node.mtime = storable_time(changes.mtime)
             meta |= META_TIMES
         node.ctime = time.time_ns()
         node.ours = True
@@ -111,8 +118,10 @@ class Attributes:
 
     async def get_xattr(self, node: Node, name: bytes) -> bytes:
         """A value; ENODATA when there is none. Only user.* is looked for on the share."""
-        if not name.startswith(b"user."):
-            raise error(errno.ENODATA)
+        if not name.startswith(_USER):
+            raise error(errno.ENODATA if name.startswith(_FOREIGN) else errno.EOPNOTSUPP)
+        if name == _USER:
+            raise error(errno.EINVAL)
         if name == STATE_XATTR:
             return self.state(node).encode()
         if node.xattrs is not None and name in node.xattrs:
@@ -134,8 +143,10 @@ class Attributes:
 
     async def set_xattr(self, node: Node, name: bytes, value: bytes | None, flags: int = 0) -> None:
         """Set (None: remove) a user attribute; flags are XATTR_CREATE and XATTR_REPLACE."""
-        if not name.startswith(b"user.") or name == STATE_XATTR or not node.is_file | node.is_dir:
+        if not name.startswith(_USER) or name == STATE_XATTR or not node.is_file | node.is_dir:
             raise error(errno.EOPNOTSUPP)
+        if name == _USER:
+            raise error(errno.EINVAL)
         if self._volume.read_only:
             raise error(errno.EROFS)
         if value is not None and len(value) > self._volume.capabilities.xattr_max > 0:

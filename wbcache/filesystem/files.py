@@ -33,11 +33,13 @@ THREADED_FOR = 1.0
 class Handle:
     """One open of a file."""
 
-    __slots__ = ("node", "writable")
+    __slots__ = ("direct", "node", "writable")
 
-    def __init__(self, node: Node, writable: bool) -> None:
+    def __init__(self, node: Node, flags: int) -> None:
         self.node = node
-        self.writable = writable
+        self.writable = flags & os.O_ACCMODE != os.O_RDONLY
+        self.direct = flags & os.O_DIRECT != 0
+        """Reads come as the program makes them, not as the kernel reads ahead."""
 
 
 class Files:
@@ -59,19 +61,19 @@ class Files:
         """
         if not node.links and not node.handles:
             raise error(errno.ESTALE)
-        writable = flags & os.O_ACCMODE != os.O_RDONLY
-        if (writable or flags & os.O_TRUNC) and self._volume.read_only:
+        handle = Handle(node, flags)
+        if (handle.writable or flags & os.O_TRUNC) and self._volume.read_only:
             raise error(errno.EROFS)
         if flags & os.O_TRUNC:  # also of a descriptor that can only read
             self._restart(node)
         node.handles += 1
         if node.content is not None:
             node.content.pins += 1
-        if writable:
+        if handle.writable:
             node.writers += 1
             if node.writers == 1:
                 self._tree.account(node)
-        return Handle(node, writable)
+        return handle
 
     def release(self, handle: Handle) -> None:
         """The last descriptor of an open is closed."""
@@ -208,6 +210,8 @@ class Files:
         content.unsynced_error = False
         self._volume.mark_dirty(node, content, start, stop)
         if stop > node.size:
+            if not node.size:
+                self._tree.touch_item(node)  # a log is due earlier than what is empty
             node.size = stop
         if node.meta & META_TIMES:
             node.meta &= ~META_TIMES
@@ -242,10 +246,13 @@ class Files:
         old = node.size
         before = (content.dirty.copy(), content.clean.copy(), content.base_limit)
         durable = (content.synced, content.fresh)
+        if size != old:
+            content.fresh = True
+            content.version += 1  # a sync under way does not cover it
+            volume.unsynced.setdefault(node, volume.clock())
         if size < old:
             content.cuts += 1
             content.synced = min(content.synced, size)
-            content.fresh = True
             content.base_limit = min(content.base_limit, size)
             if not content.whole:
                 content.dirty.remove(size, END)
@@ -254,6 +261,9 @@ class Files:
         elif size > old:
             os.ftruncate(volume.store.fd(content), size)
             content.mark_dirty(old, END)
+            node.append_only = False  # it is to be filled: nobody wants the zeros
+            if not old:
+                tree.touch_item(node)
         node.size = size
         times = (node.mtime, node.ctime)
         node.mtime = node.ctime = time.time_ns()
@@ -281,10 +291,11 @@ class Files:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def read(self, node: Node, offset: int, size: int) -> bytes:
+    async def read(self, node: Node, offset: int, size: int, *, ahead: bool = False) -> bytes:
         """Read bytes; what is here is read here, the rest from the share.
 
-        Raises ETIMEDOUT when bytes that only the share has do not come within the deadline.
+        Raises ETIMEDOUT when bytes that only the share has do not come within the deadline; with
+        ``ahead``, which says that not all of it may be wanted, earlier when some are here.
         """
         pieces: list[tuple[int, int, bytes]] = []
         while True:
@@ -303,8 +314,11 @@ class Files:
             missing = [gap for a, b in absent for gap in have.gaps(a, b)]
             if not missing:
                 break
+            reader = self.share_reader
+            patient = not ahead or absent == [(offset, stop)]
             for a, b in missing:
-                pieces.append((a, b, await self.share_reader.read(node, a, b)))
+                data = await (reader.read if patient else reader.read_soon)(node, a, b)
+                pieces.append((a, b, data))
         if len(pieces) == 1 and absent == [pieces[0][:2]] == [(offset, stop)]:
             return pieces[0][2]
         if content is None or absent == [(offset, stop)]:
@@ -322,10 +336,12 @@ class Files:
 
     def _read_cache(self, content: Content, start: int, stop: int) -> bytes:
         content.used = self._volume.clock()
-        if not content.exists:
-            return bytes(stop - start)
-        fd = content.fd if content.fd >= 0 else self._volume.store.fd(content)
-        data = os.pread(fd, stop - start, start)
+        data = b""
+        if content.exists:
+            fd = content.fd if content.fd >= 0 else self._volume.store.fd(content)
+            data = os.pread(fd, stop - start, start)
+        if content.torn and len(data) < stop - start:
+            raise error(errno.EIO)  # nobody knows what was there
         # Behind the cache file's end lies a hole.
         return data if len(data) == stop - start else data.ljust(stop - start, b"\0")
 

@@ -13,6 +13,7 @@ import trio
 
 from wbcache.filesystem.attributes import STATFS_TTL, Attributes
 from wbcache.filesystem.files import Files
+from wbcache.filesystem.forgetting import Forgetter
 from wbcache.filesystem.listing import Listings
 from wbcache.filesystem.names import Names, error
 from wbcache.node import Directory, Node
@@ -34,6 +35,7 @@ class FileSystem:
         self.names = Names(volume, self.listings)
         self.files = Files(volume, nursery)
         self.attributes = Attributes(volume, self.listings, self.files)
+        self.forgetter = Forgetter(volume, self.listings)
         self._statvfs: os.statvfs_result | None = None
         self._statvfs_at = -STATFS_TTL
         self._statvfs_running = False
@@ -61,6 +63,8 @@ class FileSystem:
             node.lookups -= count
             if not node.links:
                 self.volume.forget_if_gone(node)
+            elif not node.lookups:
+                self.forgetter.forgotten(node)
 
     def pending_bytes(self) -> int:
         """Bytes that have not reached the share, a second old at most (half a minute when there

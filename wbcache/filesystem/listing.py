@@ -33,8 +33,11 @@ MAX_REFRESHES = 16
 """So much of what is known is asked for anew at a time: when a share returns, all of it is due."""
 
 _MAX_NEGATIVE = 4096
-_LISTING_SHARE = 10
-"""A listing is repeated no sooner than after this many times the time it takes."""
+_SLICE = 500
+"""Names of a listing taken over at a time."""
+_LISTING_SHARE, _LONGEST_TTL = 10, 60.0
+"""A listing is repeated no sooner than after this many times the time it takes, and after so many
+seconds at the latest, unless it takes half of that itself."""
 
 
 class Listings:
@@ -56,6 +59,13 @@ class Listings:
 
         Raises OSError (ETIMEDOUT) when the share has to be asked and does not answer.
         """
+        directory.users += 1
+        try:
+            return await self._find(directory, name)
+        finally:
+            directory.users -= 1
+
+    async def _find(self, directory: Directory, name: bytes) -> Node | None:
         if directory.listed_at is None:
             self._recall(directory)
         node = directory.local.get(name)
@@ -98,7 +108,7 @@ class Listings:
             self._start_listing(directory)
         if len(name) > volume.capabilities.name_max:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        await self._settled()
+        await self._volume.until_settled(self._volume.config.share.lookup_deadline)
         began = volume.share_clock
         parent = await self._share.directory(directory)
         st = await self._share.look(calls.lstat_or_none, parent, name)
@@ -115,14 +125,6 @@ class Listings:
             node = self._discover(directory, name, st.st_mode)
             self._volume.adopt(node, st)
         return directory.local.get(name)
-
-    async def _settled(self) -> None:
-        """Wait until it is known what the last daemon did on the share."""
-        if not self._volume.settled.is_set():
-            with trio.move_on_after(self._volume.config.share.lookup_deadline):
-                await self._volume.settled.wait()
-                return
-            raise OSError(errno.ETIMEDOUT, "the share did not answer in time")
 
     def made(self, directory: Directory, name: bytes) -> None:
         """A name was made here: forget that the share did not have it."""
@@ -154,10 +156,15 @@ class Listings:
         if name in directory.local or (directory, name) in self._tree.changes:
             return False
         self._discover(directory, name, mode)
-        self._volume.invalidate_entry(directory.ino, name)
+        if directory.listed_at is not None:
+            self._volume.invalidate_entry(directory.ino, name)
         return True
 
     # -- attributes ----------------------------------------------------------------------------
+
+    def is_asking(self, node: Node) -> bool:
+        """Whether the share is being asked for a node's attributes, or is to be."""
+        return node in self._stats
 
     def is_stale(self, node: Node) -> bool:
         """Whether the share has to be asked for a node's attributes, sooner or later."""
@@ -220,7 +227,7 @@ class Listings:
         if not node.slinks:
             return
         directory, name = node.slinks[0]
-        await self._settled()
+        await self._volume.until_settled(self._volume.config.share.lookup_deadline)
         began = self._volume.share_clock
         parent = await self._share.directory(directory)
         st = await self._share.stat(parent, name)
@@ -234,24 +241,31 @@ class Listings:
         target = None
         if node.is_symlink and (node.base is None or node.base != self._volume.signature(st)):
             target = await self._share.look(calls.readlink, parent, name)
-        if await self._is_split(node, st):
-            if directory.share.get(name) is node and not self._pinned(directory, name, began):
-                self.gone(directory, name)
-                self._appeared(directory, name, st.st_mode)
+        if len(node.slinks) > 1 and await self._split_off(node, st, began):
             return
         self._volume.adopt(node, st)
         if target is not None and node.dirty is None:
             node.target = target
 
-    async def _is_split(self, node: Node, st: os.stat_result) -> bool:
-        """Whether the first of several names on the share shows another file by now, while the
-        rest still show the one that we know."""
-        if len(node.slinks) < 2 or node.base in (None, self._volume.signature(st)):
-            return False
-        directory, name = node.slinks[1]
-        parent = await self._share.directory(directory)
-        other = await self._share.look(calls.lstat_or_none, parent, name)
-        return other is not None and self._volume.signature(other) == node.base
+    async def _split_off(self, node: Node, st: os.stat_result, began: int) -> bool:
+        """See which of a file's names on the share show another file by now: those are taken from
+        it. Returns whether the first, of which the share said ``st``, is one."""
+        first = node.slinks[0]
+        shown = {first: st}
+        for place in node.slinks[1:]:
+            parent = await self._share.directory(place[0])
+            other = await self._share.look(calls.lstat_or_none, parent, place[1])
+            if other is not None:  # that it is gone a listing will tell
+                shown[place] = other
+        signatures = {place: self._volume.signature(found) for place, found in shown.items()}
+        kept = node.base if node.base in signatures.values() else signatures[first]
+        for place, found in shown.items():
+            directory, name = place
+            ours = directory.share.get(name) is not node or self._pinned(directory, name, began)
+            if signatures[place] != kept and not ours:
+                self.gone(directory, name)
+                self._appeared(directory, name, found.st_mode)
+        return signatures[first] != kept
 
     async def symlink_target(self, node: Node) -> bytes:
         """Where a symbolic link points, byte for byte."""
@@ -270,14 +284,25 @@ class Listings:
         """
         if not directory.on_share:
             return
+        directory.users += 1
+        try:
+            await self._complete(directory)
+        finally:
+            directory.users -= 1
+
+    async def _complete(self, directory: Directory) -> None:
         if directory.listed_at is None:
             self._recall(directory)
         if directory.listed_at is not None:
             await self._freshen(directory, patient=True, certain=True)
             return
         refresh = self._start_listing(directory)
-        with trio.move_on_after(self._volume.config.share.lookup_deadline):
-            await refresh.done.wait()
+        seen = -1
+        while not refresh.done.is_set() and len(refresh.entries) != seen:
+            # A very large directory takes its time, though the share answers.
+            seen = len(refresh.entries)
+            with trio.move_on_after(self._volume.config.share.lookup_deadline):
+                await refresh.done.wait()
         if directory.listed_at is None and directory.on_share:
             if refresh.error is not None:
                 raise refresh.error
@@ -304,7 +329,9 @@ class Listings:
             refresh.slow = True
 
     def _ttl(self, directory: Directory) -> float:
-        return max(self._volume.config.share.dir_ttl, directory.listing_cost * _LISTING_SHARE)
+        cost = directory.listing_cost  # it may have hung
+        longest = max(_LONGEST_TTL, 2 * cost)
+        return max(self._volume.config.share.dir_ttl, min(cost * _LISTING_SHARE, longest))
 
     def _start_listing(self, directory: Directory) -> _Refresh:
         refresh = directory.listing
@@ -322,14 +349,14 @@ class Listings:
                 began, began_at = volume.share_clock, volume.clock()
                 directory.hot = False
                 if directory.listed_at is None:
-                    entries = await self._scan(directory)  # somebody has to wait for it
+                    await self._scan(directory, refresh)  # somebody has to wait for it
                 else:
                     async with self._refreshes:
                         began, began_at = volume.share_clock, volume.clock()
-                        entries = await self._scan(directory)
+                        await self._scan(directory, refresh)
                 directory.listing_cost = volume.clock() - began_at
-                self._apply(directory, entries, began, began_at)
-                del entries  # of no use while it sleeps
+                await self._apply(directory, refresh.entries, began, began_at)
+                refresh.entries = []  # of no use while it sleeps
                 refresh.done.set()
                 directory.listing = None
                 await trio.sleep(max(0.05, self._ttl(directory) - directory.listing_cost))
@@ -349,14 +376,14 @@ class Listings:
             if directory.listing is refresh:
                 directory.listing = None
 
-    async def _scan(self, directory: Directory) -> list[calls.Entry]:
+    async def _scan(self, directory: Directory, refresh: _Refresh) -> None:
         parent = await self._share.directory(directory)
         try:
-            entries = await self._share.fetch(calls.scan, parent)
-            if not directory.share.keys() <= {entry.name for entry in entries}:
+            await self._share.fetch(calls.scan, parent, refresh.entries)
+            if not directory.share.keys() <= {entry.name for entry in refresh.entries}:
                 await self._share.confirm()
-                entries = await self._share.fetch(calls.scan, parent)
-            return entries
+                refresh.entries = []
+                await self._share.fetch(calls.scan, parent, refresh.entries)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 self._share.forget_directory(directory)
@@ -374,15 +401,28 @@ class Listings:
         node = directory.share.get(name)
         return node is not None and node.busy
 
-    def _apply(
+    async def _apply(
         self, directory: Directory, entries: list[calls.Entry], began: int, began_at: float
     ) -> None:
-        """Take over a listing: atomic, and never undoing what we did meanwhile."""
+        """Take over a listing, never undoing what we did meanwhile, and in between serve others: a
+        hundred thousand names take half a second."""
         at_root = directory is self._tree.root
-        seen = set()
+        if not directory.on_share:
+            return  # removed while it was listed: nothing is in it
+        seen = {entry.name for entry in entries}
+        missing = [name for name in directory.share if name not in seen]
         changed = False
-        for name, mode in entries:
-            seen.add(name)
+        for at, name in enumerate(missing, 1):
+            if not self._pinned(directory, name, began):
+                self.gone(directory, name)
+                changed = True
+            if not at % _SLICE:
+                await trio.lowlevel.checkpoint()
+        for at, (name, mode) in enumerate(entries, 1):
+            if not at % _SLICE:
+                await trio.lowlevel.checkpoint()
+            if not directory.on_share:
+                return  # removed meanwhile
             if is_hidden(name, at_root=at_root):
                 earlier = self._volume.temporary_names.is_earlier(name)
                 if earlier and name not in directory.share:
@@ -398,15 +438,12 @@ class Listings:
             if known is not None:
                 self.gone(directory, name)
             changed |= self._appeared(directory, name, mode)
-        for name in [n for n in directory.share if n not in seen]:
-            if not self._pinned(directory, name, began):
-                self.gone(directory, name)
-                changed = True
+        first = directory.listed_at is None
         directory.listed_at = began_at
         directory.negative = None
         if directory.pins is not None:
             directory.pins = {n: at for n, at in directory.pins.items() if at > began} or None
-        if changed:
+        if changed and not first:
             directory.mtime = directory.ctime = time.time_ns()
         self._volume.remembered.listed(directory)
 
@@ -415,14 +452,22 @@ class Listings:
 
         What is clean here goes with it; what is dirty stays, and is published anew.
         """
+        # What was in it first, the deepest first.
+        names = [(directory, name)]
+        for at, own in names:
+            node = at.share.get(own)
+            if isinstance(node, Directory):
+                names += [(node, child) for child in node.share]
+        for at, own in reversed(names):
+            self._gone(at, own)
+
+    def _gone(self, directory: Directory, name: bytes) -> None:
         volume, tree = self._volume, self._tree
         node = directory.share.get(name)
         if node is None:
             return
         now = volume.clock()
         if isinstance(node, Directory):
-            for child in list(node.share):
-                self.gone(node, child)
             node.share_dirfd = None
         if len(node.slinks) > 1 and directory.local.get(name) is node:
             tree.set_local(directory, name, None, now)  # one of several names, and no bytes
@@ -470,6 +515,8 @@ class _Refresh:
 
     def __init__(self) -> None:
         self.done = trio.Event()
+        self.entries: list[calls.Entry] = []
+        """What has been listed so far."""
         self.error: OSError | None = None
         self.slow = False
         """Somebody waited for it in vain: nobody else does."""

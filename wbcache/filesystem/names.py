@@ -39,13 +39,17 @@ class Names:
         """The node under a name, with its attributes known; None when there is none."""
         if name.startswith(b".wbcache") and is_hidden(name, at_root=directory is self._tree.root):
             return None
-        node = await self._listings.find(directory, name)
-        if node is not None and node.slinks and node.dirty is None:
-            try:
-                await self._listings.attributes(node)
-            except FileNotFoundError:
-                return None
-            node = directory.local.get(name)
+        directory.users += 1
+        try:
+            node = await self._listings.find(directory, name)
+            if node is not None and node.slinks and node.dirty is None:
+                try:
+                    await self._listings.attributes(node)
+                except FileNotFoundError:
+                    return None
+                node = directory.local.get(name)
+        finally:
+            directory.users -= 1
         if node is None and len(name) > self._volume.capabilities.name_max:
             raise error(errno.ENAMETOOLONG)
         return node

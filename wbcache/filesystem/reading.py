@@ -98,6 +98,21 @@ class ShareReader:
             at = end
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def read_soon(self, node: Node, start: int, stop: int) -> bytes:
+        """The same for bytes that the kernel asks for together with others, which are here and
+        must not be held back.
+
+        Raises ETIMEDOUT after the time that a look-up may take. The kernel then asks for the page
+        that is wanted alone.
+        """
+        share, piece = self._share, _Piece()
+        self._nursery.start_soon(self._fetch, node, start, stop, piece)
+        with trio.move_on_after(max(0.0, share.lookup_deadline - share.health.waiting)):
+            await piece.done.wait()
+        if piece.data is None:
+            raise error(errno.ETIMEDOUT)
+        return piece.data
+
     def _follow(self, node: Node, start: int, stop: int) -> _Stream | None:
         """Note a read; when it goes on from the ones before, have the next pieces read."""
         if not node.handles:
@@ -125,12 +140,12 @@ class ShareReader:
                 if first not in stream.pieces:
                     stream.pieces[first] = piece = _Piece()
                     self._held += 1
-                    self._nursery.start_soon(self._fetch, node, first, piece)
+                    self._nursery.start_soon(self._fetch, node, first, first + PIECE, piece)
         return stream
 
-    async def _fetch(self, node: Node, first: int, piece: _Piece) -> None:
+    async def _fetch(self, node: Node, start: int, stop: int, piece: _Piece) -> None:
         try:
-            piece.data = await self._read(node, first, min(first + PIECE, node.size))
+            piece.data = await self._read(node, start, min(stop, node.size))
         except OSError as caught:
             log.debug("reading ahead: %s", caught)
         except Exception:

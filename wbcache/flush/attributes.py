@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from wbcache.flush.blocking import XATTRS, Attempts, Attributes, Ownership
 from wbcache.flush.errors import describe
-from wbcache.node import META_MODE, META_OWNER, META_TIMES, META_XATTR, Directory, Node
+from wbcache.node import META_MODE, META_OWNER, META_TIMES, META_XATTR, OWNER_ALL, Node
 from wbcache.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -31,30 +31,40 @@ class AttributeSender:
         owner = None
         if can.chown and (meta & META_OWNER or (new and node.uid | node.gid)):
             owner = (node.uid, node.gid)
+        elif can.chgrp and meta & META_OWNER:
+            owner = (-1, node.gid)
         set_id = node.mode & 0o7000
         mode = None
-        if can.chmod and (meta & META_MODE or owner is not None or (new and set_id)):
-            mode = stat.S_IMODE(node.mode)
+        now = meta & ~node.late_meta
+        if can.chmod and (now & META_MODE or owner is not None or (new and set_id)):
+            mode = self.mode(node)
         xattrs: dict[bytes, bytes | None] = {}
         if can.xattr and (meta & META_XATTR) and node.xattrs:
             xattrs = dict(node.xattrs)
         times = None
-        if (new or meta & META_TIMES) and not _is_changing(node):
+        if (new or meta & META_TIMES) and not node.late_meta & META_TIMES:
             times = (node.atime, node.mtime)
         return Attributes(mode, owner, times, xattrs)
 
+    def mode(self, node: Node) -> int:
+        """The permissions that the share's file shall have for now."""
+        return stat.S_IMODE(node.mode) | (OWNER_ALL if node.late_meta & META_MODE else 0)
+
     def ownership(self, node: Node) -> Ownership | None:
         """What something new on the share must have in the end, where the share lets us say."""
-        if not self._volume.capabilities.chown:
+        can = self._volume.capabilities
+        if not can.chown and not can.chgrp:
             return None
-        return Ownership(node.uid, node.gid, stat.S_IMODE(node.mode))
+        return Ownership(node.uid if can.chown else -1, node.gid, self.mode(node))
 
     def take(self, node: Node) -> tuple[int, dict[bytes, bytes | None]]:
         """The attributes that a step is about to bring to the share: bits of `meta`, and xattrs.
 
         Until the answer they stay in the journal, and the xattrs are still what the mount shows.
         """
-        kept = META_TIMES if _is_changing(node) else 0
+        kept = node.late_meta
+        if node.meta & META_OWNER and kept & META_MODE:
+            node.meta |= META_MODE  # with the owner goes a mode, which is not the last
         meta, node.meta = node.meta & ~kept, node.meta & kept
         node.sending |= meta
         return meta, dict(node.xattrs or {}) if self._volume.capabilities.xattr else {}
@@ -85,8 +95,3 @@ class AttributeSender:
                 self._refused.add(kind)
                 self._volume.report(text)
         return {} if any(what == XATTRS for what, _ in attempt.refused) else xattrs
-
-
-def _is_changing(node: Node) -> bool:
-    """Whether names will still be made or removed in a directory, which changes its times."""
-    return isinstance(node, Directory) and node.unsynced > 0

@@ -27,6 +27,8 @@ HOLE = 1 << 20
 
 _PIECE = 1 << 20
 
+OWNER_READS_WRITES = stat.S_IRUSR | stat.S_IWUSR
+
 
 class ConflictError(Exception):
     """The share's file is not the one that we left there."""
@@ -49,27 +51,33 @@ class Ownership(NamedTuple):
     """Owner and mode of something new. A set-gid directory on the share gives it another group."""
 
     uid: int
+    """-1: whoever makes it."""
     gid: int
     mode: int
 
     def fits(self, st: os.stat_result) -> bool:
         """Whether the share has the owner right."""
-        return (st.st_uid, st.st_gid) == (self.uid, self.gid)
+        return self.uid in (-1, st.st_uid) and st.st_gid == self.gid
 
 
 Accepts = Callable[[os.stat_result], bool]
 """Whether the share's file is ours, by its attributes."""
 
 
-def copy_range(source: int, target: Descriptor, start: int, stop: int) -> None:
-    """Copy a range of a cache file to the same place of a file on the share."""
+def copy_range(source: int, target: Descriptor, start: int, stop: int, *, pad: bool = True) -> bool:
+    """Copy a range of a cache file to the same place of a file on the share.
+
+    What lies behind the end of the cache file is a hole; unless it is to be padded with zeros it is
+    left out, and False returned.
+    """
     while start < stop:
         data = os.pread(source, min(_PIECE, stop - start), start)
-        if not data:
-            # The cache file may end earlier than the file: what is missing is a hole.
-            data = bytes(min(_PIECE, stop - start))
+        if not data and not pad:
+            return False
+        data = data or bytes(min(_PIECE, stop - start))
         calls.pwrite_all(target, memoryview(data), start)
         start += len(data)
+    return True
 
 
 def data_ranges(source: int, start: int, stop: int, fresh: int) -> list[tuple[int, int]]:
@@ -99,10 +107,13 @@ def data_ranges(source: int, start: int, stop: int, fresh: int) -> list[tuple[in
     return found
 
 
-def append_range(source: int, target: Descriptor, start: int, stop: int) -> None:
+def append_range(
+    source: int, target: Descriptor, start: int, stop: int, *, pad: bool = True
+) -> bool:
     """The same, made durable: a growing file is a prefix at every instant."""
-    copy_range(source, target, start, stop)
+    whole = copy_range(source, target, start, stop, pad=pad)
     os.fsync(target.fd)
+    return whole
 
 
 def same_range(source: int, target: Descriptor, start: int, stop: int) -> bool:
@@ -116,6 +127,7 @@ def same_range(source: int, target: Descriptor, start: int, stop: int) -> bool:
 
 
 XATTRS = "extended attributes"
+_ACL = "system.posix_acl_access"
 
 
 class Attempts:
@@ -139,16 +151,17 @@ class Attempts:
 
 
 def apply(path: str, attributes: Attributes, attempt: Attempts) -> None:
-    """Set attributes through a /proc/self/fd path. Owner first, since it clears set-id bits."""
+    """Set attributes through a /proc/self/fd path. Owner before mode, since it clears set-id bits,
+    and what needs permission to write before what may take it."""
     if attributes.owner is not None:
         attempt("owner", os.chown, path, *attributes.owner)
-    if attributes.mode is not None:
-        attempt("mode", os.chmod, path, attributes.mode)
     for name, value in attributes.xattrs.items():
         if value is not None:
             attempt(XATTRS, os.setxattr, path, name, value)
         else:
             attempt(XATTRS, _remove_xattr, path, name)
+    if attributes.mode is not None:
+        attempt("mode", os.chmod, path, attributes.mode)
     if attributes.times is not None:
         attempt("times", os.utime, path, ns=attributes.times)
 
@@ -211,10 +224,11 @@ def close(file: Descriptor) -> None:
 
 
 def read_xattrs(parent: Descriptor, name: bytes) -> dict[bytes, bytes]:
-    """The user attributes of a file on the share, to be carried over to its replacement."""
+    """The user attributes and the ACL of a file on the share, to be carried over to its
+    replacement."""
     path = calls.proc_path(held := calls.open_path(parent, name))
     try:
-        names = [n for n in os.listxattr(path) if n.startswith("user.")]
+        names = [n for n in os.listxattr(path) if n.startswith("user.") or n == _ACL]
         return {os.fsencode(n): os.getxattr(path, n) for n in names}
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODATA):
@@ -459,12 +473,43 @@ def set_attributes(
     return before, calls.lstat(parent, name)
 
 
+def let_in(parent: Descriptor, name: bytes, bits: int) -> bool:
+    """Give the owner of a file or directory these permissions; returns whether they were missing.
+
+    Who is not root may not change what their own mode denies them. Raises PermissionError when it
+    is somebody else's.
+    """
+    held = calls.open_path(parent, name)
+    mode = stat.S_IMODE(os.fstat(held.fd).st_mode)
+    if mode & bits == bits:
+        return False
+    os.chmod(calls.proc_path(held), mode | bits)
+    return True
+
+
+def _open_own(parent: Descriptor, name: bytes) -> Descriptor:
+    """Open a file that was made read-only after it was written; its mode is set afterwards."""
+    try:
+        return calls.open_file(parent, name, os.O_RDWR)
+    except PermissionError as error:
+        st = calls.lstat(parent, name)
+        if error.errno != errno.EACCES or not stat.S_ISREG(st.st_mode):
+            raise
+        try:
+            changed = let_in(parent, name, OWNER_READS_WRITES)
+        except PermissionError:
+            raise error from None
+        if not changed:
+            raise
+        return calls.open_file(parent, name, os.O_RDWR)
+
+
 def open_for_update(
     parent: Descriptor, name: bytes, accepts: Accepts
 ) -> tuple[Descriptor, Signature]:
     """Open the share's file to change it in place."""
     try:
-        file = calls.open_file(parent, name, os.O_RDWR)
+        file = _open_own(parent, name)
     except OSError as error:
         st = calls.lstat_or_none(parent, name)
         if st is not None and not stat.S_ISREG(st.st_mode):

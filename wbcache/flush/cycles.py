@@ -10,6 +10,7 @@ names alone make the circle, an occupant is parked under a temporary name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from wbcache.flush.plan import (
     Copy,
@@ -69,26 +70,88 @@ def way_out(
     None when some item of the circle also waits for others, outside of it: ``wait`` is told so.
     """
     group = dict.fromkeys(circle)
-    while True:
-        steps: list[tuple[Item, Step]] = []
-        for item in group:
-            plan = planner.plan(item, besides=group)
-            if isinstance(plan, Wait):
-                wait(item, plan.on)
-            elif plan is not None:
-                steps.append((item, plan))
-            else:
-                wait(item, None)
-        if steps:
-            return min(steps, key=lambda found: _urgency(tree, found[1]))
-        larger = next(filter(None, (circle_from(waiting, item) for item in group)), None)
-        if larger is None:
+    steps = _steps(planner, group)
+    if not steps:
+        # They wait for others, and those perhaps for them: all that wait for each other.
+        found = _component(planner, waiting, circle[0], wait)
+        if found is None:
             return None
-        if group.keys() >= set(larger):
-            # Names alone make the circle: free one of them, the topmost first.
-            parks = [(item, park) for item in larger if (park := planner.park(item)) is not None]
-            return min(parks, key=lambda found: planner.is_moving(found[1].at[0]), default=None)
-        group.update(dict.fromkeys(larger))
+        group = dict.fromkeys(found)
+        steps = _steps(planner, group)
+    if steps:
+        return min(steps, key=lambda found: _urgency(tree, found[1]))
+    # Names alone make circles in it: free one of them, the topmost first.
+    for item in group:
+        plan = planner.plan(item, besides=group)
+        wait(item, plan.on if isinstance(plan, Wait) else None)
+    inner = next(filter(None, (circle_from(waiting, item) for item in group)), ())
+    parks = [(item, park) for item in inner if (park := planner.park(item)) is not None]
+    return min(parks, key=lambda found: planner.is_moving(found[1].at[0]), default=None)
+
+
+def _steps(planner: Planner, group: dict[Item, None]) -> list[tuple[Item, Step]]:
+    """The steps that items could take if they did not wait for each other."""
+    plans = [(item, planner.plan(item, besides=group)) for item in group]
+    return [(item, plan) for item, plan in plans if not isinstance(plan, Wait | None)]
+
+
+def _component(
+    planner: Planner, waiting: Waiting, start: Item, wait: Callable[[Item, Item | None], None]
+) -> list[Item] | None:
+    """Items that all wait for each other, and for nobody else, to which an item's waiting leads.
+
+    None when it leads to something that does not wait; ``wait`` is told of the way there.
+
+    Among hundreds of files that are changed again and again everybody waits for everybody, and a
+    plan names only one of those whom an item waits for. So this is the search for strongly
+    connected components along a path (H. N. Gabow, Path-based depth-first search, 2000), with few
+    plans: each finds somebody new, or that there is nobody, or with whom the path closes.
+    """
+    order: dict[Item, int] = {start: 0}
+    """Whom it has met, and when."""
+    met_by: dict[Item, Item] = {}
+    bounds = [0]
+    """Where, in this order, the groups on the path begin of which all wait for each other."""
+    unfinished = [start]
+    while unfinished and order[unfinished[-1]] >= bounds[-1]:
+        item = unfinished[-1]
+        plan = planner.plan(item, besides=order)
+        on = plan.on if isinstance(plan, Wait) else None
+        known = on is None or on in order or on in waiting
+        if plan is None or on == item or not known:
+            wait(item, on)
+            while (waiter := met_by.get(item)) is not None:
+                wait(waiter, item)
+                item = waiter
+            return None
+        if on is not None and on not in order:
+            order[on] = len(order)
+            met_by[on] = item
+            bounds.append(order[on])
+            unfinished.append(on)
+            continue
+        while on is not None or bounds[-1] > 0:
+            if on is None:
+                plan = planner.plan(item, besides=_AllBut(order, bounds[-1]))
+                on = plan.on if isinstance(plan, Wait) else None
+            if on is None or order.get(on, bounds[-1]) >= bounds[-1]:
+                break
+            while bounds[-1] > order[on]:
+                bounds.pop()
+            on = None
+        unfinished.pop()
+    return list(order)[bounds[-1] :]
+
+
+class _AllBut:
+    """Everything but what comes before a place in an order."""
+
+    def __init__(self, order: dict[Any, int], place: int) -> None:
+        self._order = order
+        self._place = place
+
+    def __contains__(self, item: object) -> bool:
+        return self._order.get(item, self._place) >= self._place
 
 
 def _urgency(tree: Tree, step: Step) -> tuple[int, int]:

@@ -17,6 +17,7 @@ REFUSED = frozenset(
         errno.EFBIG,
         errno.EILSEQ,
         errno.ELOOP,
+        errno.EMLINK,
         errno.EOPNOTSUPP,
     }
 )

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from wbcache.flush import blocking
 from wbcache.flush.conflict import settle_conflict
 from wbcache.flush.errors import describe, refused
 from wbcache.flush.files import FileFlusher
@@ -28,11 +29,15 @@ from wbcache.flush.plan import (
     Step,
 )
 from wbcache.flush.settling import Settler
-from wbcache.node import Directory, Node
+from wbcache.node import META_MODE, OWNER_ALL, Directory, Node
+from wbcache.share import calls
 from wbcache.tree import Item, Name
 from wbcache.volume import Volume
 
 log = logging.getLogger(__name__)
+
+_TRIES_TO_GET_IN = 3
+"""Steps of one item that are denied before it is believed."""
 
 
 class Failures:
@@ -45,6 +50,10 @@ class Failures:
         self._tree = volume.tree
         self._files = files
         self._gone = gone
+        self._doubted: set[int] = set()
+        """Inode numbers of directories whose rename was refused and is tried once more."""
+        self._let_in: set[Directory] = set()
+        """Directories whose mode was changed on the share so that steps can be taken in them."""
         self.sleep: Callable[[float], Awaitable[None]] = trio.sleep
 
     async def find_out(self, node: Node) -> None:
@@ -73,7 +82,7 @@ class Failures:
                 parent = self._tree.nodes.get(intent.parent)
                 if isinstance(parent, Directory) and parent.share.get(intent.name) is node:
                     volume.journal.drop_temporary(intent.name)
-                elif isinstance(parent, Directory):
+                elif isinstance(parent, Directory) and intent.name not in parent.share:
                     volume.strays.append((parent, intent.name))
         settler.finish()
         volume.commit_outcome(extra=lambda: volume.journal.drop_moves_of(node.ino))
@@ -116,7 +125,7 @@ class Failures:
         path = self._tree.path(step.node)
         text = f"{type(step).__name__} of {os.fsdecode(path)!r}: {describe(error)}"
         if isinstance(target, Node) or target is not None:
-            if refused(error):
+            if refused(error) and not self._doubts(step, error):
                 target.trouble = describe(error)  # type: ignore[attr-defined]
                 volume.report(f"quarantined: {text}")
                 if isinstance(target, Node):
@@ -138,11 +147,36 @@ class Failures:
         for directory in _directories(step):
             volume.share.forget_directory(directory)
 
+    def _doubts(self, step: Step, error: OSError) -> bool:
+        """Whether a refusal is not believed at first: that a directory can't be moved into itself.
+
+        Whoever lost the answer to an earlier rename, the client of a network share for one, may
+        still see a directory where it was; it is looked for before the next try.
+        """
+        ino = step.node.ino
+        into_itself = error.errno == errno.EINVAL and isinstance(step, Rename)
+        if not into_itself or not isinstance(step.node, Directory) or ino in self._doubted:
+            self._doubted.discard(ino)
+            return False
+        self._doubted.add(ino)
+        return True
+
     async def look_for_places(self, step: Step) -> None:
         """See whether somebody else removed, or replaced, what a step needs: what it is about, or a
         directory."""
         share, node = self._volume.share, step.node
-        needed = [_way_to(directory) for directory in _directories(step)]
+        needed = []
+        for directory in _directories(step):
+            way = _way_to(directory)
+            needed.append(way)
+            top = way[0][0] if way else directory
+            if not top.on_share and not top.links and not top.busy and top.share:
+                self._volume.report(
+                    "a removed directory is no longer where it was on the share: what was in it is"
+                    f" not removed ({len(top.share)} names), and shows up again if it is elsewhere"
+                )
+                for name in list(top.share):
+                    self._gone(top, name)
         if isinstance(step, SetAttributes) or not isinstance(node, Directory):
             needed += [[*_way_to(place[0]), place] for place in node.slinks]
         for way in needed:
@@ -160,6 +194,44 @@ class Failures:
                         break
             except OSError as error:
                 log.debug("looking for what a step needs: %s", error)
+
+    async def make_way(self, item: Item, step: Step) -> bool:
+        """The share denies a step: let the owner of the directories that it needs, if that is us,
+        into them though their mode says otherwise. It is set again at the end. Returns whether it
+        is worth another try.
+        """
+        volume = self._volume
+        state = item if isinstance(item, Node) else self._tree.changes.get(item)
+        if not volume.capabilities.chmod or state is None or state.retries >= _TRIES_TO_GET_IN:
+            return False
+        worth_it = False
+        for parent, name in dict.fromkeys(at for d in _directories(step) for at in _way_to(d)):
+            directory = parent.share.get(name)
+            if not isinstance(directory, Directory):
+                continue
+            try:
+                descriptor = await volume.share.directory(parent, flush=True)
+                st = await volume.share.work(calls.lstat, descriptor, name)
+                if parent.share.get(name) is not directory:
+                    continue
+                if st.st_mode & OWNER_ALL == OWNER_ALL or directory.busy:
+                    worth_it |= directory in self._let_in  # for another step, just now
+                    continue
+                if not directory.ours:
+                    directory.mode = st.st_mode
+                directory.meta |= META_MODE
+                if directory.links:
+                    self._tree.touch(directory, volume.clock())
+                volume.commit(directory)
+                self._let_in.add(directory)
+                await volume.share.work(blocking.let_in, descriptor, name, OWNER_ALL)
+            except OSError as error:
+                log.debug("inode %d lets nobody in: %s", directory.ino, error)
+                self._let_in.discard(directory)
+            else:
+                worth_it = True
+        state.retries += worth_it
+        return worth_it
 
 
 def _way_to(directory: Directory) -> list[Name]:

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import stat
+from functools import partial
 
 import trio
 
@@ -172,6 +173,8 @@ class FileFlusher:
         if content is None or self._tree.held(node):
             raise SupersededError  # truncated to nothing since the step was planned
         if not content.whole and not content.local(0, node.size, node.size):
+            if node.slinks:
+                raise SupersededError  # its clean bytes were evicted since the step was planned
             # It was to be changed in place, and its place is gone.
             self._volume.cut_off(node, "removed")
             return
@@ -269,19 +272,20 @@ class FileFlusher:
             if stop - max(start, fresh) < blocking.HOLE:
                 found.append((start, stop))
             elif content.exists:
-                fd = self._volume.store.fd(content)
-                found += await trio.to_thread.run_sync(
-                    blocking.data_ranges, fd, start, stop, fresh, limiter=self._volume.local_lane
-                )
+                with self._volume.using(content) as fd:
+                    found += await trio.to_thread.run_sync(
+                        partial(blocking.data_ranges, fd, start, stop, fresh),
+                        limiter=self._volume.local_lane,
+                    )
         return found
 
     async def _send(
         self, node: Node, transfer: Transfer, file: Descriptor, ranges: list[tuple[int, int]]
     ) -> None:
         if transfer.content.exists:  # an empty file has no cache file
-            fd = self._volume.store.fd(transfer.content)
-            for start, stop in ranges:
-                await self._send_from(node, transfer, fd, file, start, stop)
+            with self._volume.using(transfer.content) as fd:
+                for start, stop in ranges:
+                    await self._send_from(node, transfer, fd, file, start, stop)
 
     async def _send_from(
         self,
@@ -432,6 +436,7 @@ class FileFlusher:
         size = transfer.size
         content.whole = False
         content.dirty = transfer.redirty
+        _keep_written(content, content.dirty, node.size)
         if node.size > size:
             content.dirty.add(size, END)
         content.base_limit = min(size, node.size)
@@ -439,7 +444,7 @@ class FileFlusher:
         for start, stop in content.dirty:
             content.clean.remove(start, stop)
         _note_times(node, transfer.times)
-        volume.note_clean(content, size)
+        volume.note_clean(content, content.base_limit)
 
     # -- in place ------------------------------------------------------------------------------
 
@@ -462,50 +467,56 @@ class FileFlusher:
         tree.snapshot(node)
         cuts = content.cuts
         accepts = self.accepts(node)
-        fd = volume.store.fd(content) if content.exists else -1
-        content.pins += 1  # it may be replaced, and its cache file become another's, meanwhile
         redirty = Extents(*content.writing)
         content.redirty += (redirty,)
         intent = Signature(size if grows else END, IN_PLACE, 0)
         try:
-            await self._announce(node, at, "grow" if grows else "patch", intent)
-            parent = await share.directory(directory, flush=True)
-            file, found = await share.work(blocking.open_for_update, parent, name, accepts)
-            if grows and base is not None and found.size > base.size:
-                # Left over from an earlier try, and perhaps overwritten here since.
-                same = found.size <= size and await share.work(
-                    blocking.same_range, fd, file, base.size, found.size
-                )
-                if not same:
-                    await share.work(os.ftruncate, file.fd, base.size)
-            if found.size > limit and not grows:
-                await share.work(os.ftruncate, file.fd, limit)
-            fresh = base.size if grows and base is not None else limit
-            parts = await self._data(content, ranges, fresh)
-            for start, stop in parts:
-                for chunk in range(start, stop, CHUNK):
-                    end = min(chunk + CHUNK, stop)
-                    await share.work(append, fd, file, chunk, end)
-                    self._sent(end - chunk)
-            if max([fresh, *(stop for _, stop in parts)]) < size:
-                await share.work(os.ftruncate, file.fd, size)
-            attributes = self.sender.attributes(node, new=True)
-            meta, xattrs = self.sender.take(node)
-            try:
-                attempt = Attempts()
-                st = await share.work(
-                    blocking.finish_in_place, file, size, attributes, attempt, parent, name
-                )
-            except BaseException:
-                self.sender.put_back(node, meta)
-                raise
-            self.sender.delivered(node, meta, self.sender.kept_here(node, xattrs, attempt))
+            with volume.using(content) as fd:  # it may be replaced meanwhile
+                await self._announce(node, at, "grow" if grows else "patch", intent)
+                parent = await share.directory(directory, flush=True)
+                file, found = await share.work(blocking.open_for_update, parent, name, accepts)
+                if grows and base is not None and found.size > base.size:
+                    # Left over from an earlier try, and perhaps overwritten here since.
+                    same = found.size <= size and await share.work(
+                        blocking.same_range, fd, file, base.size, found.size
+                    )
+                    if not same:
+                        await share.work(os.ftruncate, file.fd, base.size)
+                if found.size > limit and not grows:
+                    await share.work(os.ftruncate, file.fd, limit)
+                fresh = base.size if grows and base is not None else limit
+                parts = await self._data(content, ranges, fresh)
+                for start, stop in parts:
+                    for chunk in range(start, stop, CHUNK):
+                        end = min(chunk + CHUNK, stop)
+                        whole = await share.work(append, fd, file, chunk, end, pad=False)
+                        if content.cuts != cuts:
+                            raise SupersededError  # what is missing is no hole
+                        if not whole:
+                            await share.work(append, fd, file, chunk, end)
+                        self._sent(end - chunk)
+                if content.cuts != cuts:
+                    raise SupersededError
+                if max([fresh, *(stop for _, stop in parts)]) < size:
+                    await share.work(os.ftruncate, file.fd, size)
+                attributes = self.sender.attributes(node, new=True)
+                if attributes.mode is None and volume.capabilities.chmod and _is_guarded(node):
+                    attributes = attributes._replace(mode=stat.S_IMODE(node.mode))
+                meta, xattrs = self.sender.take(node)
+                try:
+                    attempt = Attempts()
+                    st = await share.work(
+                        blocking.finish_in_place, file, size, attributes, attempt, parent, name
+                    )
+                except BaseException:
+                    self.sender.put_back(node, meta)
+                    raise
+                self.sender.delivered(node, meta, self.sender.kept_here(node, xattrs, attempt))
         except ConflictError:
             node.sent = ()  # nothing that we sent is there
             volume.journal.drop_intents_of(node.ino)
             raise
         finally:
-            volume.unpin(content)
             content.redirty = tuple(r for r in content.redirty if r is not redirty)
         if node.content is content and content.cuts == cuts:
             for start, stop in ranges:
@@ -515,6 +526,7 @@ class FileFlusher:
             content.dirty.remove(size, END)
             if node.size > size:
                 content.dirty.add(size, END)
+            _keep_written(content, redirty, node.size)
             for start, stop in redirty:
                 content.dirty.add(start, stop)
                 content.clean.remove(start, stop)
@@ -538,6 +550,18 @@ class FileFlusher:
                 journal.drop_xattrs(node.ino)
 
         volume.commit_outcome(node, extra=store)
+
+
+def _keep_written(content: Content, dirty: Extents, size: int) -> None:
+    """What threads are writing just now is dirty: were we killed, it could be on the disk."""
+    for start, stop in content.writing:
+        dirty.add(start, min(stop, size))
+
+
+def _is_guarded(node: Node) -> bool:
+    """Whether its mode keeps its own owner from changing it, unless that is root: it may have been
+    given another mode to write to it."""
+    return node.mode & blocking.OWNER_READS_WRITES != blocking.OWNER_READS_WRITES
 
 
 def _note_times(node: Node, sent: tuple[int, int] | None) -> None:

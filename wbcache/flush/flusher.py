@@ -58,6 +58,8 @@ CIRCLES = 1.0
 BATCH = 1000
 """Changed items looked at in one go, so that operations of the mount are served in between."""
 
+MISPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EINVAL})
+"""Errors that tell that something may not be where it was on the share."""
 COLLECT = 0.02
 """Seconds for which changes are collected before the flusher looks at them."""
 
@@ -92,6 +94,9 @@ class Flusher:
         """Items that are ready, but for which the share has no room just now."""
         self._logs = LogsFirst()
         self._circles_at = 0.0
+        self.arriving: dict[Name, int] = {}
+        """Names to which steps under way give something, and a number that tells one step at a name
+        from the next."""
         self._steps = 0
         self._running_small = 0
         self._running_large = 0
@@ -111,9 +116,16 @@ class Flusher:
 
     def pull(self, item: Item) -> None:
         """Make an item due at once; one that failed before is tried again."""
-        if self.is_hopeless(item) and (on := self._waiting.get(item)) is not None:
-            self._in_vain(item, None)
-            self.pull(on)
+        on: Item | None = item
+        while on is not None:
+            item = on
+            on = self._waiting.get(item) if self.is_hopeless(item) else None
+            if on is not None:
+                self._in_vain(item, None)
+            self._pull(item)
+        self.hurry()
+
+    def _pull(self, item: Item) -> None:
         if isinstance(item, Node):
             item.pulled = True
             item.retry_at = 0.0
@@ -127,7 +139,6 @@ class Flusher:
                 return
             change.pulled, change.retry_at, change.trouble = True, 0.0, None
         self._tree.touch_item(item)
-        self.hurry()
 
     def drain(self) -> None:
         """From now on everything is due at once, logs first."""
@@ -155,14 +166,18 @@ class Flusher:
     def press(self, pressed: bool) -> None:
         """Whether the cache is full, so that everything that can go is due."""
         if pressed != self.timing.pressed:
-            self.timing.pressed = pressed
+            self.timing.pressed = self.planner.pressed = pressed
             self._tree.touched.update(self._tree.dirty, self._tree.changes)
             self.hurry()
 
     def is_hopeless(self, item: Item) -> bool:
         """Whether an item, or what it waits for in the end, was refused by the share for good."""
         state = item if isinstance(item, Node) else self._tree.changes.get(item)
-        return state is not None and bool(state.trouble or state.in_vain)
+        if state is None:
+            return False
+        # What it waited for may wait in vain itself by now, and not hold it up any more.
+        is_looked_at = item in self._is_ready or item in self._tree.touched
+        return bool(state.trouble or (state.in_vain and not is_looked_at))
 
     @property
     def is_stalled(self) -> bool:
@@ -177,10 +192,20 @@ class Flusher:
         )
         return not busy and not self.sweeper.is_busy
 
+    def is_waiting(self, item: Item) -> bool:
+        """Whether an item waits for another, and nothing is under way that could end that."""
+        return item in self._waiting and not self.running
+
     @property
     def running(self) -> int:
         """Steps under way, with those whose outcome is not known and the removal of temporaries."""
         return self._steps + self.sweeper.running
+
+    @property
+    def is_tidying(self) -> bool:
+        """Whether temporaries have yet to go from the share; that of a file that was removed when
+        it was ready to be published is one."""
+        return self.sweeper.is_busy or any(not node.links for node in self.files.transfers)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -248,7 +273,11 @@ class Flusher:
             self._due_at.pop(item, None)
         elif due <= self._volume.clock():
             self._make_ready(item)
-        elif self._due_at.get(item) != due:
+        else:
+            self._schedule_at(item, due)
+
+    def _schedule_at(self, item: Item, due: float) -> None:
+        if self._due_at.get(item) != due:
             self._due_at[item] = due
             heapq.heappush(self._due, (due, next(self._tick), item))
 
@@ -290,9 +319,14 @@ class Flusher:
                 self._wait(item, plan.on)
             else:
                 self._start(nursery, item, plan)
-        if not self._ready and (removal := self.room.removal()) is not None:
-            self._waiting.pop(removal[0], None)
-            self._start(nursery, *removal)
+        if not self._ready and self.room.wants_removal:
+            if (removal := self.room.removal()) is not None:
+                self._waiting.pop(removal[0], None)
+                self._start(nursery, *removal)
+            elif self._crowd:
+                # What found no room may need none any more, and nothing else would wake these.
+                self._start_steps(nursery)
+                return
         if self._waiting and not self._ready:
             now = self._volume.clock()
             if not self.running or now >= self._circles_at:
@@ -317,6 +351,9 @@ class Flusher:
             self._tree.settle_if_clean(item)
         kept_here = item.trouble is not None or self._tree.excluded(item)
         unwanted = not item.links or item.dirty is None or kept_here
+        if not unwanted and self._tree.held(item):
+            # What it held before can't be shown any more: it waits for its own time.
+            self._schedule_at(item, self.timing.held_until(item))
         if item.transfer and unwanted:
             # Nobody wants it any more.
             self.files.abandon(item)
@@ -369,8 +406,9 @@ class Flusher:
 
     def _start(self, nursery: trio.Nursery, item: Item, step: Step) -> None:
         node = step.node
-        if isinstance(step, InPlace) and node.transfer:
-            # It was to be published whole, but meanwhile got a further name, or lost bytes here.
+        if isinstance(step, InPlace | Spill) and node.transfer:
+            # It was to be published whole, but meanwhile got a further name, lost bytes here, or is
+            # written to again by somebody who waits for room.
             self.files.abandon(node)
         large = isinstance(step, Copy | Spill | InPlace) and node.dirty_bytes > SMALL
         large = large and item not in self._logs
@@ -387,6 +425,7 @@ class Flusher:
             change.busy = True
         if (at := _arrival(step)) is not None:
             at[0].arriving[at[1]] = node
+            self.arriving[at] = next(self._tick)
         self._steps += 1
         if large:
             self._running_large += 1
@@ -408,7 +447,7 @@ class Flusher:
             if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
                 change.busy = False
             if (at := _arrival(step)) is not None:
-                del at[0].arriving[at[1]]
+                del at[0].arriving[at[1]], self.arriving[at]
             self._logs.went(item)
         try:
             await self._take_note(item, step, error)
@@ -423,10 +462,12 @@ class Flusher:
     async def _take_note(self, item: Item, step: Step, error: OSError | None) -> None:
         if error is None:
             step.node.retries = 0
+        elif error.errno == errno.EACCES and await self.failures.make_way(item, step):
+            pass  # it is tried again at once
         else:
             self.failures.note(item, step, error)
         self.room.ended(item, step, error)
-        if error is not None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+        if error is not None and error.errno in MISPLACED:
             await self.failures.look_for_places(step)
 
     async def _try(self, step: Step) -> OSError | None:

@@ -15,7 +15,7 @@ from wbcache.flush import blocking
 from wbcache.flush.blocking import Attempts
 from wbcache.flush.files import FileFlusher
 from wbcache.journal import Intent
-from wbcache.node import Directory, Node, Signature
+from wbcache.node import META_MODE, Directory, Node, Signature
 from wbcache.share import calls
 from wbcache.tree import Name
 from wbcache.volume import Volume
@@ -41,17 +41,22 @@ class NameFlusher:
         self._tree.snapshot(node)
         self._intend(node, (parent, name))
         descriptor = await self._share.directory(parent, flush=True)
-        attempt = Attempts()
+        attempt, mode = Attempts(), self._sender.mode(node)
         st, new = await self._share.work(
             blocking.make_directory,
             descriptor,
             name,
-            stat.S_IMODE(node.mode),
+            mode,
             self._sender.ownership(node),
             attempt,
             chmod=volume.capabilities.chmod,
         )
+        if temporary and not new:
+            # Ours, made by a call that was made twice below us, unless it is something worse.
+            raise FileExistsError(errno.EEXIST, "a directory has the temporary name already")
         self._sender.kept_here(node, {}, attempt)
+        if new and mode != stat.S_IMODE(node.mode) and volume.capabilities.chmod:
+            node.meta |= META_MODE
         now = volume.clock()
         node.base = volume.signature(st)
         node.attrs_at = now

@@ -11,7 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from wbcache.flush.transfer import Transfer
-from wbcache.node import META_TIMES, Directory, Node
+from wbcache.node import Directory, Node
 from wbcache.tree import Item, Name, Tree
 
 REWRITE_LIMIT = 64 << 20
@@ -129,6 +129,8 @@ class Planner:
         """Items to which order edges don't count just now."""
         self.bytes_wait = False
         """The share has little room: bytes move only when what they bring could be published."""
+        self.pressed = False
+        """The cache is full: what makes room waits for no writer, who may wait for that room."""
 
     def plan(self, item: Item, *, besides: Container[object] = ()) -> Step | Wait | None:
         """The next step for an item; None when the share has it as it should be.
@@ -184,7 +186,9 @@ class Planner:
         missing = [link for link in node.links if link[0].share.get(link[1]) is not node]
         content = node.content
         if not node.slinks or (content is not None and content.whole):
-            if self._tree.held(node) and not self._is_older(node):
+            transfer = node.transfer
+            complete = isinstance(transfer, Transfer) and transfer.current
+            if self._tree.held(node) and not complete:
                 return self._spill(node) if node.spill else None
             return self._publish(node, present[0] if present else missing[0])
         if node.spilled:
@@ -204,7 +208,7 @@ class Planner:
 
     def _spill(self, node: Node) -> Step | Wait | None:
         directory = node.links[0][0]
-        if not node.size or node.transfer is not None:
+        if not node.size:
             return None
         return Spill(node, directory) if directory.on_share else Wait(directory)
 
@@ -230,7 +234,7 @@ class Planner:
         if removed is not None and self._tree.skipped.effective(transfer.seq, node) > removed:
             return None  # at no moment of its life was all there that the share can still show
         waits = self._order(
-            directory, transfer.seq, node, replaces=occupant is not None, takes=True
+            directory, transfer.seq, node, replaces=occupant is not None, takes=True, frees=True
         )
         return waits or Publish(node, (directory, name), occupant)
 
@@ -254,7 +258,7 @@ class Planner:
             seq = max(self._named(to), transfer.seq)
             if self._tree.skipped.effective(seq, node) > until:
                 return None if self._tree.held(node) else Copy(node, directory)
-        waits = self._order(directory, seq, node, replaces=occupant is not None)
+        waits = self._order(directory, seq, node, replaces=occupant is not None, frees=True)
         return waits or (Publish(node, to, occupant) if complete else Copy(node, directory))
 
     def _is_older(self, node: Node) -> bool:
@@ -278,7 +282,7 @@ class Planner:
 
     def _in_place_step(self, node: Node, at: Name) -> Step | Wait:
         if not only_grows(node) and node.dirty is not None:
-            blocked = self._order(at[0], node.dirty.since, node, replaces=True)
+            blocked = self._order(at[0], node.dirty.since, node, replaces=True, frees=True)
             if blocked is not None:
                 return blocked
         return InPlace(node, at)
@@ -322,8 +326,7 @@ class Planner:
         if node.slinks == node.links:
             if not node.meta:
                 return None
-            # Its times are set when nothing will change them any more.
-            if node.unsynced and not node.meta & ~META_TIMES:
+            if not node.meta & ~node.late_meta:
                 return Wait(None)
             return SetAttributes(node, to)
         if not node.slinks and node.renamed:
@@ -418,9 +421,11 @@ class Planner:
         *,
         replaces: bool,
         takes: bool = False,
+        frees: bool = False,
     ) -> Wait | None:
         """What an operation has to wait for. With ``takes`` nobody waits for it in turn: it is a
-        removal, or only tells of what was there before."""
+        removal, or only tells of what was there before. With ``frees`` it makes room in the cache,
+        for which what it would wait for may be waiting."""
         tree = self._tree
         besides = self.besides if takes else _Besides(self, directory, seq, replaces)
         if not replaces:
@@ -430,6 +435,8 @@ class Planner:
         blocker = tree.latest_before(seq, node, besides)
         if blocker is not None:
             return Wait(blocker)
+        if frees and self.pressed:
+            return None
         for own, others in tree.holding.items():
             near = directory is own or directory is own.parent
             if not near and not self._is_beside(directory, own):

@@ -128,10 +128,14 @@ class Room:
         if before is not None and before < needed and free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    @property
+    def wants_removal(self) -> bool:
+        """Whether it is time that something goes: nothing fits, and nothing else is under way."""
+        return self._wanted and not self._moving and not self._removing
+
     def removal(self) -> tuple[Item, Step] | None:
-        """The removal that makes room, when one must; it may be ahead of its turn."""
-        if not self._wanted or self._moving or self._removing:
-            return None
+        """The removal that makes room; it may be ahead of its turn. Without one, what waits is
+        tried all the same."""
         self._wanted = False
         tree, now = self._tree, self._volume.clock()
         pending = [

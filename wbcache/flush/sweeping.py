@@ -24,7 +24,7 @@ class Sweeper:
         self._volume = volume
         self.running = 0
         """Sweeps under way."""
-        self.later: list[Name] = []
+        self.later: dict[Name, None] = {}
         """Temporaries whose removal failed; tried again later, and at the next mount."""
         self._later_at = 0.0
         self._tries: dict[Name, int] = {}
@@ -54,7 +54,8 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Remove all that is listed by now."""
-        strays, self._volume.strays = self._volume.strays, []
+        # The journal and a listing may both have told of one.
+        strays, self._volume.strays = dict.fromkeys(self._volume.strays), []
         self.running += 1
         try:
             for directory, name in strays:
@@ -74,10 +75,11 @@ class Sweeper:
         except OSError as error:
             log.info("temporary %r stays for now: %s", name, describe(error))
             tries = self._tries[at] = TRIES if refused(error) else self._tries.get(at, 0) + 1
-            self.later.append(at)
+            self.later[at] = None
             retry = volume.config.flush.retry
             delay = min(retry.max, retry.first * 2.0**tries) if self._insists else retry.max
             self._later_at = volume.clock() + delay
             return
         self._tries.pop(at, None)
+        self.later.pop(at, None)
         volume.journal.drop_temporary(name)

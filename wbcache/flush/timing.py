@@ -12,7 +12,8 @@ from wbcache.tree import Item
 from wbcache.volume import Volume
 
 LOG_LIMIT = 16 << 20
-"""A new file that is only appended to and smaller than this is taken for a log, in bytes."""
+"""A new file that is only appended to, not empty and smaller than this is taken for a log, in
+bytes."""
 
 HELD_LIMIT = 600.0
 """Seconds after which a new file that is still being written goes out as a snapshot, and without a
@@ -99,11 +100,11 @@ class Timing:
             return 0.0 if item.transfer else None
         if self._tree.held(item):
             transfer = item.transfer
-            if isinstance(transfer, Transfer) and transfer.is_older_than(item):
+            if isinstance(transfer, Transfer) and transfer.current:
                 return item.retry_at  # what it held before goes out
             if item.spill and item.content_dirty:
                 return item.retry_at
-            return self._held_until(item)
+            return self.held_until(item)
         if self.all_due or item.pulled:
             return item.retry_at
         idle_delay, max_age = self.delays(item)
@@ -112,8 +113,9 @@ class Timing:
             max_age = min(max_age, PRESSED_AGE)
         return max(min(dirty.last + idle_delay, dirty.first + max_age), item.retry_at)
 
-    def _held_until(self, node: Node) -> float:
-        """When something has to be done about a file that is still open for writing."""
+    def held_until(self, node: Node) -> float:
+        """When something has to be done about a file that is still open for writing, monotonic
+        seconds."""
         assert node.dirty is not None
         until = self._snapshot_at(node)
         if not node.closed:
@@ -127,7 +129,7 @@ class Timing:
         assert dirty is not None
         if self.all_due:
             return 0.0
-        is_log = node.append_only and node.size < LOG_LIMIT
+        is_log = node.append_only and 0 < node.size < LOG_LIMIT
         if node.slinks or node.base is not None:
             # A log that is begun anew, `train.py > log`, may never pause.
             return (dirty.first if is_log else dirty.last) + HELD_LIMIT
@@ -153,7 +155,7 @@ class Timing:
         if not self._tree.held(node):
             return False
         clock = self._volume.clock()
-        if node.closed and self._held_until(node) <= clock < self._snapshot_at(node):
+        if node.closed and self.held_until(node) <= clock < self._snapshot_at(node):
             node.closed = False
             self._tree.account(node)
             self._tree.touch_item(node)

@@ -13,7 +13,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from wbcache.node import Signature
+from wbcache.node import Signature, storable_ino, storable_time
 from wbcache.share import statx
 from wbcache.share.descriptor import Descriptor
 
@@ -90,11 +90,15 @@ def is_link_to(parent: Descriptor, name: bytes, target: bytes) -> bool:
         return st.st_size == len(target)
 
 
-def scan(directory: Descriptor) -> list[Entry]:
-    """Every entry of a directory with its type, without the attributes."""
+def scan(directory: Descriptor, found: list[Entry] | None = None) -> list[Entry]:
+    """Every entry of a directory with its type, without the attributes.
+
+    Whoever gives the list sees it grow.
+    """
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd)
     try:
-        found = []
+        if found is None:
+            found = []
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_symlink():
@@ -215,4 +219,5 @@ def open_path(parent: Descriptor, name: bytes) -> Descriptor:
 
 def signature(st: os.stat_result, *, stable_ino: bool) -> Signature:
     """What identifies a version of a file, as the share reports it."""
-    return Signature(st.st_size, st.st_mtime_ns, st.st_ino if stable_ino else 0)
+    ino = storable_ino(st.st_ino) if stable_ino else 0
+    return Signature(st.st_size, storable_time(st.st_mtime_ns), ino)

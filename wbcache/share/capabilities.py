@@ -38,6 +38,8 @@ class Capabilities:
     link: bool = True
     chmod: bool = True
     chown: bool = True
+    chgrp: bool = True
+    """Files can be given to other groups: by root, or by a user to those that they are in."""
     xattr: bool = True
     xattr_max: int = 65536
     """Bytes of one extended attribute's value."""
@@ -105,6 +107,7 @@ def probe(own: Descriptor, tag: bytes) -> Capabilities:
             xattr_max=xattr_max,
             chmod=chmod and os.fstat(descriptor.fd).st_mode & 0o777 == 0o640,
             chown=_can_chown(descriptor),
+            chgrp=_can_chgrp(descriptor),
             noreplace=noreplace,
             case_sensitive=calls.lstat_or_none(own, third.upper()) is None,
             link=_works(lambda: calls.link(own, third, own, other)),
@@ -224,6 +227,19 @@ def _can_chown(descriptor: Descriptor) -> bool:
         _works(lambda: os.fchown(descriptor.fd, 12345, 12345))
         and os.fstat(descriptor.fd).st_uid == 12345
         and _works(lambda: os.fchown(descriptor.fd, st.st_uid, st.st_gid))
+    )
+
+
+def _can_chgrp(descriptor: Descriptor) -> bool:
+    st = os.fstat(descriptor.fd)
+    others = [gid for gid in os.getgroups() if gid != st.st_gid]
+    if os.geteuid() == 0:
+        others = [12345]
+    return (
+        bool(others)
+        and _works(lambda: os.fchown(descriptor.fd, -1, others[0]))
+        and os.fstat(descriptor.fd).st_gid == others[0]
+        and _works(lambda: os.fchown(descriptor.fd, -1, st.st_gid))
     )
 
 

@@ -22,10 +22,18 @@ class TemporaryNames:
     """Fresh names for temporaries; none is used twice, also not after a restart."""
 
     def __init__(self, uuid8: str, epoch: int) -> None:
-        self._own = f".wbcache-{uuid8}-".encode()
-        self._prefix = f".wbcache-{uuid8}-{epoch:x}z"
-        self._current = self._prefix.encode()
+        """``uuid8``: the beginning of the cache's id; ``epoch``: a number that no earlier mount of
+        the cache had."""
+        self._epoch = epoch
         self._count = count()
+        self.belong_to(uuid8)
+
+    def belong_to(self, uuid8: str) -> None:
+        """The cache has this id, since now or still. The count goes on in any case: what was named
+        so far in this mount may be on its way, or lie on the share."""
+        self._own = f".wbcache-{uuid8}-".encode()
+        self._prefix = f".wbcache-{uuid8}-{self._epoch:x}z"
+        self._current = self._prefix.encode()
 
     def is_ours(self, name: bytes) -> bool:
         """Whether a temporary is this cache's, of this mount or an earlier one."""

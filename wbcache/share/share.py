@@ -21,6 +21,7 @@ from typing import ParamSpec, TypeVar
 import trio
 
 from wbcache.node import Directory, Node
+from wbcache.processes import raise_file_limit
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.health import Health
@@ -88,6 +89,7 @@ class Share:
         self._flush = trio.CapacityLimiter(workers)
         self._inquiries = trio.CapacityLimiter(64)
         self._directories: OrderedDict[Directory, None] = OrderedDict()
+        self._max_directories = min(_MAX_DIRECTORIES, raise_file_limit() // 8)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class Share:
                 node.share_dirfd = descriptor
                 self._directories[node] = None
                 self._directories.move_to_end(node)
-            while len(self._directories) > _MAX_DIRECTORIES:
+            while len(self._directories) > self._max_directories:
                 oldest, _ = self._directories.popitem(last=False)
                 oldest.share_dirfd = None
             return opened[-1]
