@@ -1,7 +1,8 @@
-"""One mount for all comparisons, over a share on the real disk."""
+"""The mounts for all comparisons: one over a directory, one over a share that can be held up."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounting import NEVER_BY_ITSELF, Mounted
-from tests.posix.parity import STATES, Parity, State
+from tests.faultshare.client import FaultShare
+from tests.mounting import NEVER_BY_ITSELF, Mounted, merge
+from tests.posix.parity import AT_REST, UNDER_WAY, Parity, State, UnderWay
+
+SAMPLE = 5
+"""With the flush under way every so many-th case is tried, all of them only with `-m slow`."""
 
 
 @pytest.fixture(scope="session")
@@ -21,23 +26,61 @@ def base() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def parity(base: Path, request: pytest.FixtureRequest) -> Iterator[Parity]:
-    """The mount and the native directory beside it."""
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("no /dev/fuse")
-    here = base / request.module.__name__
-    native = here / "native"
-    native.mkdir(parents=True)
+@contextlib.contextmanager
+def _any_mode() -> Iterator[None]:
     old = os.umask(0)
     try:
-        with Mounted(here / "share", config=NEVER_BY_ITSELF) as mount:
-            yield Parity(mount, native)
+        yield
     finally:
         os.umask(old)
 
 
-@pytest.fixture(params=STATES)
+@pytest.fixture(scope="session")
+def at_rest(base: Path) -> Iterator[Parity]:
+    """A mount of which nothing is flushed before a test says so."""
+    native = base / "native"
+    native.mkdir()
+    with Mounted(base / "share", config=NEVER_BY_ITSELF) as mount:
+        yield Parity(mount, native)
+
+
+@pytest.fixture(scope="session")
+def under_way(base: Path) -> Iterator[UnderWay]:
+    """A mount of which everything is being flushed while a test makes its calls."""
+    native, backing = base / "native2", base / "backing"
+    native.mkdir()
+    backing.mkdir()
+    with (
+        FaultShare(backing) as share,
+        Mounted(share.mountpoint, config=merge(NEVER_BY_ITSELF, UNDER_WAY)) as mount,
+    ):
+        yield UnderWay(share, mount, native)
+        share.release()
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Iterator[Parity]:
+    """The mount that a test's state asks for, and the native directory beside it."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no /dev/fuse")
+    names = request.fixturenames
+    with _any_mode():
+        if "state" not in names or request.getfixturevalue("state") != "flushing":
+            yield request.getfixturevalue("at_rest")
+            return
+        mount: UnderWay = request.getfixturevalue("under_way")
+        mount.step = 1 if request.node.get_closest_marker("slow") else SAMPLE
+        yield mount
+        mount.release()
+
+
+@pytest.fixture(
+    params=[
+        *AT_REST,
+        pytest.param("flushing", id="flushing"),
+        pytest.param("flushing", id="flushing all", marks=pytest.mark.slow),
+    ]
+)
 def state(request: pytest.FixtureRequest) -> State:
     """Each state of what a case builds."""
     found: State = request.param

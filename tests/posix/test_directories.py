@@ -112,9 +112,61 @@ def test_a_stream_while_the_directory_changes(parity: Parity, state: State) -> N
         now = {".", "..", *os.listdir(place)}
         assert sorted(stream.rest()) == sorted(now)
         assert len(now) == 2 + len(kept) + len(moved) + 100
-    parity.mount.flush()
+    parity.flush(place.parent.name)
     with Stream(place) as stream:
         assert set(stream.rest()) == now
+
+
+def test_replacing_what_a_stream_will_show(parity: Parity, state: State) -> None:
+    """A name that is there all the time is read, whatever is renamed over it meanwhile."""
+    ((place, _, _),) = parity.build([Case("many", build_many, lambda top: None)], state)
+    names = sorted(os.listdir(place))
+    with Stream(place) as stream:
+        seen = [stream.next() for _ in range(10)]
+        for name in names:
+            (place / "temporary").write_bytes(b"new")
+            os.replace(place / "temporary", place / name)
+        seen += stream.rest()
+    assert sorted(seen) == sorted([".", "..", *names])
+    with os.scandir(place) as entries:
+        assert all(entry.inode() == os.stat(entry.path).st_ino for entry in entries)
+
+
+def test_two_streams_and_places_kept_in_one(parity: Parity, state: State) -> None:
+    """Each has its own position; one that is returned to is good though names came and went."""
+    ((place, _, _),) = parity.build([Case("many", build_many, lambda top: None)], state)
+    with Stream(place) as stream, Stream(place) as other:
+        first = [stream.next() for _ in range(MANY // 3)]
+        here = stream.tell()
+        rest = stream.rest()
+        assert sorted(other.rest()) == sorted(first + rest)
+        gone = set(first[50:100] + rest[50:100])
+        for name in gone:
+            os.unlink(place / name)
+        for number in range(100):
+            (place / f"new-{number}").touch()
+        kept = [name for name in rest if name not in gone]
+        for _ in range(2):
+            stream.seek(here)
+            again = stream.rest()
+            assert [name for name in again if not name.startswith("new-")] == kept
+            assert len(again) == len(set(again))
+        other.rewind()
+        assert sorted(other.rest()) == sorted([".", "..", *os.listdir(place)])
+
+
+def test_a_stream_of_a_directory_that_is_being_filled(parity: Parity, state: State) -> None:
+    """Whoever makes a name for each that they read comes to an end."""
+    ((place, _, _),) = parity.build([Case("many", build_many, lambda top: None)], state)
+    names = sorted(os.listdir(place))
+    seen = []
+    with Stream(place) as stream:
+        for name, _, _ in stream:
+            seen.append(name)
+            (place / f"copy-{name.strip('.')}-{len(seen)}").touch()
+            assert len(seen) <= 2 * (MANY + 2)
+    assert len(seen) == len(set(seen))
+    assert set(names) <= set(seen)
 
 
 def test_seeking_in_a_stream(parity: Parity, state: State) -> None:
@@ -139,7 +191,7 @@ def test_removing_everything_that_a_stream_shows(parity: Parity, state: State) -
             if name[0] not in (".", ".."):
                 os.unlink(place / name[0])
     os.rmdir(place)
-    parity.mount.flush()
+    parity.flush(place.parent.name)
     assert not shared.exists()
 
 
@@ -250,7 +302,7 @@ def test_many_files_that_are_all_renamed_after_the_last_was_written(parity: Pari
     (place / "old").mkdir()
     for number in range(300):
         os.rename(place / f"{number}.incomplete", place / f"{number}")
-    parity.mount.flush(timeout=20)
-    shared = parity.mount.source / place.name
+    parity.flush(place.name)
+    shared = parity.shared / place.name
     assert sorted(os.listdir(shared)) == sorted(os.listdir(place))
     assert (shared / "299").read_bytes() == b"299"

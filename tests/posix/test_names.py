@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import itertools
 import os
 import stat
@@ -12,18 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.posix.kernel import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.posix.parity import Case, Parity, State, attempt
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_AT_FDCWD = -100
-NOREPLACE, EXCHANGE = 1, 2
-
-
-def renameat2(old: str, new: str, flags: int) -> None:
-    """renameat2, which `os` does not have."""
-    if _libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 def _full(path: Path) -> None:
@@ -95,7 +85,7 @@ def usable(state: State, *names: str) -> bool:
     return state != "share" or not {"fifo", "hardlink"} & set(names)
 
 
-@pytest.mark.parametrize("flags", [0, NOREPLACE, EXCHANGE])
+@pytest.mark.parametrize("flags", [0, RENAME_NOREPLACE, RENAME_EXCHANGE])
 def test_rename(parity: Parity, state: State, flags: int) -> None:
     pairs = itertools.product(SOURCES, TARGETS)
     parity.check(
@@ -197,3 +187,86 @@ def _working_directory() -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+ENDINGS = ("/", "/.", "/x/")
+CALLS_BY_NAME: dict[str, Callable[[str], object]] = {
+    "stat": lambda path: oct(os.stat(path).st_mode),
+    "lstat": lambda path: oct(os.lstat(path).st_mode),
+    "read": lambda path: os.close(os.open(path, os.O_RDONLY)),
+    "write": lambda path: os.close(os.open(path, os.O_WRONLY)),
+    "create": lambda path: os.close(os.open(path, os.O_WRONLY | os.O_CREAT)),
+    "create new": lambda path: os.close(os.open(path, os.O_CREAT | os.O_EXCL)),
+    "mkdir": os.mkdir,
+    "mkfifo": os.mkfifo,
+    "unlink": os.unlink,
+    "rmdir": os.rmdir,
+    "symlink": lambda path: os.symlink("to", path),
+    "readlink": os.readlink,
+    "truncate": lambda path: os.truncate(path, 3),
+    "list": lambda path: sorted(os.listdir(path)),
+    "chmod": lambda path: os.chmod(path, 0o750),
+    "access": lambda path: os.access(path, os.R_OK),
+}
+AT_ENDINGS: dict[str, Callable[[Path], object]] = {
+    "file": lambda path: path.write_bytes(b"the file"),
+    "directory": os.mkdir,
+    "full": _full,
+    "link": lambda path: path.symlink_to("some-file"),
+    "link to a directory": lambda path: path.symlink_to("some-directory"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "missing": lambda path: None,
+}
+
+
+def test_what_follows_a_name(parity: Parity, state: State) -> None:
+    """Slashes, dots and nothing at the end of a path, for every call that takes one."""
+
+    def build(kind: str, top: Path) -> None:
+        (top / "some-file").write_bytes(b"some")
+        (top / "some-directory").mkdir()
+        for number in range(len(CALLS_BY_NAME) + 6):
+            AT_ENDINGS[kind](top / f"x{number}")
+        for number in range(3):
+            (top / f"file{number}").write_bytes(b"beside")
+            (top / f"directory{number}").mkdir()
+
+    def call(ending: str, top: Path) -> object:
+        seen: dict[str, object] = {}
+        for number, (name, made) in enumerate(CALLS_BY_NAME.items()):
+            seen[name] = attempt(made, f"{top}/x{number}{ending}")
+        left = iter(range(len(CALLS_BY_NAME), len(CALLS_BY_NAME) + 6))
+        for what in ("file", "directory"):
+            path = f"{top}/x{next(left)}{ending}"
+            seen[f"rename {what} to"] = attempt(os.rename, top / f"{what}0", path)
+            path = f"{top}/x{next(left)}{ending}"
+            seen[f"rename to {what}"] = attempt(os.rename, path, top / f"{what}1")
+        path = f"{top}/x{next(left)}{ending}"
+        seen["link to"] = attempt(os.link, top / "file2", path)
+        path = f"{top}/x{next(left)}{ending}"
+        seen["link from"] = attempt(os.link, path, top / "linked", follow_symlinks=False)
+        return seen
+
+    parity.check(
+        [
+            Case(
+                f"{kind} {ending}",
+                functools.partial(build, kind),
+                functools.partial(call, ending),
+            )
+            for kind in AT_ENDINGS
+            for ending in ENDINGS
+        ],
+        state,
+    )
+
+
+def test_no_name_at_all(parity: Parity, state: State) -> None:
+    def call(top: Path) -> object:
+        os.chdir(top)
+        seen: list[object] = [attempt(made, "") for made in CALLS_BY_NAME.values()]
+        seen += [attempt(os.rename, "", "new"), attempt(os.rename, "file", "")]
+        return [*seen, attempt(os.link, "", "new"), attempt(os.link, "file", "")]
+
+    with _working_directory():
+        parity.check([Case("empty", builder("file"), call)], state)

@@ -288,25 +288,11 @@ def test_a_reader_keeps_what_a_flush_takes_away(parity: Parity, state: State, ho
         else:
             (place / "new").symlink_to("elsewhere")
             os.replace(place / "new", place / "file")
-        parity.mount.flush()
+        parity.flush(place.parent.name)
         assert not (shared / "file").exists() or (shared / "file").read_bytes() == b"new"
         assert os.pread(fd, 1000, 0) == DATA
         os.pwrite(fd, b"x", 5)
         assert os.pread(fd, 10, 0) == b"01234x6789"
-    finally:
-        os.close(fd)
-
-
-def test_direct_io(parity: Parity, state: State) -> None:
-    """Either it works at any offset, or the open fails: never a wrong result."""
-    ((place, _, _),) = parity.build([Case("file", build_file, lambda top: None)], state)
-    fd = os.open(place / "file", os.O_RDWR | os.O_DIRECT)
-    try:
-        assert os.pread(fd, 7, 3) == DATA[3:10]
-        assert os.pwrite(fd, b"direct", 11) == 6
-        assert (place / "file").read_bytes() == DATA[:11] + b"direct" + DATA[17:]
-        os.ftruncate(fd, 12)
-        assert os.pread(fd, 4096, 4) == DATA[4:11] + b"d"
     finally:
         os.close(fd)
 
