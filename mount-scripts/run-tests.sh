@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # All checks on this checkout: lint, format, types, tests. Installs what they need and is missing.
-# Arguments go to pytest, for example: run-tests.sh tests/cli -k config
+# Without arguments, the tests run side by side, one process a core; arguments go to a single pytest,
+# for example: run-tests.sh tests/cli -k config
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 mapfile -t packages < <(
     missing_basics
     missing_programs sshfs:sshfs sshd:openssh-server strace:strace setfattr:attr setfacl:acl \
-        git:git fuser:psmisc
+        git:git fuser:psmisc rsync:rsync vim:vim
 )
 install_packages "${packages[@]}"
-install_wbcache test
+extra=test
+case " $* " in *" -m libraries "*) extra=test,libraries ;; esac
+install_wbcache "$extra"
 
 workspace=$(make_workspace)
 trap 'remove_workspace "$workspace"' EXIT
@@ -28,4 +31,5 @@ stage() {
 stage "ruff check" "$PYTHON" -m ruff check
 stage "ruff format" "$PYTHON" -m ruff format --check
 stage "mypy" "$PYTHON" -m mypy
+[ $# -gt 0 ] || set -- --numprocesses "$(nproc)" --maxprocesses 4 --dist loadfile
 stage "pytest" "$PYTHON" -m pytest --basetemp "$workspace/pytest" "$@"
