@@ -1,0 +1,1 @@
+"""Other users, other namespaces, other surroundings than a root's login shell."""
