@@ -55,6 +55,7 @@ class Soak:
             self._kill_twice: 1,
             self._remount: 1,
             self._leave_behind: 1,
+            self._remount_as_it_is: 1,
         }
         try:
             self.team.make_directories()
@@ -117,6 +118,13 @@ class Soak:
         self.weather.clear()
         self._mount.remount(self._config())
         self.team.check_mount()
+
+    def _remount_as_it_is(self) -> None:
+        """The share is in the next mount's way, too."""
+        self._stop()
+        done = self._mount.umount("--timeout", "1")
+        assert done.returncode in (0, 3), f"umount: {done.stdout}{done.stderr}"
+        self._mount.remount(self._config())
 
     def _config(self) -> dict[str, Any]:
         self._others = -1

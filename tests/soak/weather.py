@@ -13,6 +13,12 @@ PASSING = [errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.ENOTCONN, errno.EBUSY
 """Errors that may be gone at the next try. Of EAGAIN as the answer to a setxattr the kernel makes
 EOPNOTSUPP, which may not."""
 
+REFUSED = [errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG]
+"""Errors for which something is set aside until it is flushed again."""
+
+REFUSABLE = ["create", "open", "write", "rename", "link", "unlink", "mkdir", "rmdir", "symlink"]
+"""Attributes that are refused stay here for good, so that the share would differ."""
+
 CALLS = [
     *("create", "open", "write", "fsync", "flush", "read", "truncate", "utimens", "chmod"),
     *("lookup", "getattr", "opendir", "readdir", "rename", "link", "unlink", "mkdir", "rmdir"),
@@ -39,6 +45,7 @@ class Weather:
             "hang": self._hang,
             "release": self._release,
             "errors": self._errors,
+            "refusals": self._refusals,
             "lost_answers": self._lost_answers,
             "disconnect": self._disconnect,
             "full": self._full,
@@ -100,6 +107,14 @@ class Weather:
         seed = self._random.getrandbits(16)
         self._share.fail(calls, code, probability=probability, seed=seed)
         return f"errors: {errno.errorcode[code]} of {calls or 'all calls'}, {probability:g}"
+
+    def _refusals(self) -> str:
+        calls, code = self._random.sample(REFUSABLE, 3), self._random.choice(REFUSED)
+        probability = self._random.choice([0.05, 0.3])
+        seed = self._random.getrandbits(16)
+        # Where the id file lies nothing is refused: there would be no mount.
+        self._share.fail(calls, code, match="w*", probability=probability, seed=seed)
+        return f"refusals: {errno.errorcode[code]} of {calls}, {probability:g}"
 
     def _lost_answers(self) -> str:
         calls, code = self._calls(), self._random.choice([errno.EIO, errno.ETIMEDOUT])
