@@ -149,6 +149,8 @@ class Journal:
         """The tree's differing names, whose sequence numbers are stored with the names."""
         self.unsaved: set[Item] = set()
         """Items whose last save failed: the next transaction carries them too."""
+        self.unsaved_extra: list[Callable[[], None]] = []
+        """What else those saves would have stored; it comes first, what is newer may replace it."""
         self._retired: set[int] = set()
         """Ranged generations that are nobody's any more: the next transaction removes the rows."""
 
@@ -219,6 +221,8 @@ class Journal:
         try:
             execute("BEGIN")
             try:
+                for late in self.unsaved_extra:
+                    late()
                 if self._retired:
                     for gen in self._retired:
                         execute("DELETE FROM extent WHERE gen=?", (gen,))
@@ -241,6 +245,8 @@ class Journal:
             raise _to_oserror(error) from error
         if self.unsaved:
             self.unsaved.clear()
+        if self.unsaved_extra:
+            self.unsaved_extra.clear()
         if self._retired:
             self.ranged -= self._retired
             self._retired.clear()

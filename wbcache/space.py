@@ -96,7 +96,7 @@ class Space:
         """Take bytes if there are enough; they count until `settle`."""
         if count > self._budget:
             self.look()
-            if self.waiting or count > self._budget:
+            if self.waiting or count > self.free - self._reserve:
                 return False
         self._budget -= count
         self._in_flight += count

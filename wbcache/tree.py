@@ -128,6 +128,8 @@ class Tree:
         """Call a node clean if the share has it as it is; returns whether it does."""
         if node.content_dirty or node.meta:
             return False
+        if node.content is not None and node.content.writing:
+            return False  # it is about to be dirty, with bytes that nothing tells of yet
         if not self.excluded(node) and any(d.share.get(n) is not node for d, n in node.links):
             return False
         self.clean(node)

@@ -165,6 +165,8 @@ class Volume:
         except OSError as error:
             log.error("journal: %s; will be stored with the next operation", error)
             self.journal.unsaved.update(items)
+            if extra is not None:
+                self.journal.unsaved_extra.append(extra)
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -522,9 +524,10 @@ class Volume:
                 return
             raise OSError(errno.ETIMEDOUT, "the share did not answer in time")
 
-    def step_ended(self, node: Node) -> None:
-        """A step of the flusher has ended."""
-        self.space.progressed()
+    def step_ended(self, node: Node, *, moved: bool) -> None:
+        """A step of the flusher has ended; ``moved``: the share has something that it had not."""
+        if moved:
+            self.space.progressed()
         if self.space.waiting:
             self.delivered.append(node)
             self.space.wanted.set()

@@ -130,7 +130,7 @@ class Evictor:
             if content is None or not content.clean or not _may_lose_bytes(node):
                 continue
             before = content.blocks
-            if node.dirty is None and not content.pins and not node.busy:
+            if not (node.dirty or node.content_dirty or content.pins or node.busy):
                 self._drop(node)
                 freed += before
             elif not node.handles or content.clean.size(node.size) >= scraps:

@@ -12,7 +12,6 @@ import heapq
 import logging
 import math
 import os
-from collections import deque
 from collections.abc import Callable
 from itertools import count, islice
 
@@ -89,7 +88,8 @@ class Flusher:
         self._is_ready: set[Item] = set()
         self._waiting: dict[Item, Item | None] = {}
         self._waiters: dict[Item, set[Item]] = {}
-        self._large: deque[Item] = deque()
+        self._large: dict[Item, None] = {}
+        """Items for which all large workers are busy, in the order in which they came."""
         self._crowd: list[tuple[int, int, Item]] = []
         """Items that are ready, but for which the share has no room just now."""
         self._logs = LogsFirst()
@@ -297,7 +297,9 @@ class Flusher:
     def _start_steps(self, nursery: trio.Nursery) -> None:
         flush = self._volume.config.flush
         for _ in range(min(len(self._large), flush.workers - self._running_large)):
-            self._make_ready(self._large.popleft())
+            first = next(iter(self._large))
+            del self._large[first]
+            self._make_ready(first)
         while self._running_small < flush.small_workers and (item := self._next()) is not None:
             self._is_ready.discard(item)
             self._waiting.pop(item, None)
@@ -327,6 +329,8 @@ class Flusher:
                 # What found no room may need none any more, and nothing else would wake these.
                 self._start_steps(nursery)
                 return
+        if self._large and not self._ready and self._running_large < flush.workers:
+            self.wake()  # those that had their turn had nothing to send any more
         if self._waiting and not self._ready:
             now = self._volume.clock()
             if not self.running or now >= self._circles_at:
@@ -354,6 +358,8 @@ class Flusher:
         if not unwanted and self._tree.held(item):
             # What it held before can't be shown any more: it waits for its own time.
             self._schedule_at(item, self.timing.held_until(item))
+        elif not unwanted and item.content is not None and item.content.writing:
+            self._schedule_at(item, self._volume.clock() + COLLECT)  # until it is known what of
         if item.transfer and unwanted:
             # Nobody wants it any more.
             self.files.abandon(item)
@@ -413,7 +419,7 @@ class Flusher:
         large = isinstance(step, Copy | Spill | InPlace) and node.dirty_bytes > SMALL
         large = large and item not in self._logs
         if large and self._running_large >= self._volume.config.flush.workers:
-            self._large.append(item)
+            self._large[item] = None
             return
         if not self.room.admits(step):
             self._is_ready.add(item)
@@ -437,27 +443,36 @@ class Flusher:
         node = step.node
         error: OSError | None = None
         try:
-            with self._volume.share.moving(node, isinstance(step, Rename | Park)):
-                error = await self._try(step)
-                self._release_worker(large)
-                if error is not None:
-                    await self.failures.find_out(node)
-        finally:
-            node.busy = False
-            if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
-                change.busy = False
-            if (at := _arrival(step)) is not None:
-                del at[0].arriving[at[1]], self.arriving[at]
-            self._logs.went(item)
-        try:
+            try:
+                with self._volume.share.moving(node, isinstance(step, Rename | Park)):
+                    try:
+                        error = await self._try(step)
+                    finally:
+                        self._release_worker(large)
+                    if error is not None:
+                        await self._find_out(node)
+            finally:
+                node.busy = False
+                if isinstance(step, Remove | Park) and (change := self._tree.changes.get(step.at)):
+                    change.busy = False
+                if (at := _arrival(step)) is not None:
+                    del at[0].arriving[at[1]], self.arriving[at]
+                self._logs.went(item)
             await self._take_note(item, step, error)
         finally:
             self._steps -= 1  # until now it was not known what else is to be done
-        self._volume.step_ended(node)
+        self._volume.step_ended(node, moved=error is None)
         self._tree.touch_item(item)
         self._tree.touch_item(node)
         self.hurry()
         self._volume.forget_if_gone(node)
+
+    async def _find_out(self, node: Node) -> None:
+        """See what became of a step that failed. Other steps go on whatever the cache disk says."""
+        try:
+            await self.failures.find_out(node)
+        except Exception:
+            log.exception("what became of inode %d stays unknown", node.ino)
 
     async def _take_note(self, item: Item, step: Step, error: OSError | None) -> None:
         if error is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 
@@ -68,10 +69,10 @@ class Sweeper:
         at = (directory, name)
         try:
             if directory.on_share:
-                parent = await volume.share.directory(directory, flush=True)
-                await volume.share.remove(blocking.remove_temporary, parent, name)
-        except FileNotFoundError:
-            pass
+                with contextlib.suppress(FileNotFoundError):
+                    parent = await volume.share.directory(directory, flush=True)
+                    await volume.share.remove(blocking.remove_temporary, parent, name)
+            volume.journal.drop_temporary(name)
         except OSError as error:
             log.info("temporary %r stays for now: %s", name, describe(error))
             tries = self._tries[at] = TRIES if refused(error) else self._tries.get(at, 0) + 1
@@ -82,4 +83,3 @@ class Sweeper:
             return
         self._tries.pop(at, None)
         self.later.pop(at, None)
-        volume.journal.drop_temporary(name)
