@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.volumes import Mounted, mounted
 from wbcache.filesystem import Changes
+from wbcache.filesystem.files import INLINE_LIMIT
 from wbcache.flush.transfer import SupersededError
 from wbcache.node import Content, Node
 
@@ -96,3 +98,56 @@ async def test_a_file_that_is_cut_while_it_grows_never_shows_zeros(tmp_path: Pat
         mount.flusher.suspended = False
         await mount.drain()
         assert (tmp_path / "share" / "file").read_bytes() == DATA[:50]
+
+
+async def test_an_append_whose_thread_outlasts_a_flush_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    async with mounted(str(share), str(tmp_path / "cache")) as mount:
+        node, _ = await _make(mount)
+        mount.flusher.suspended = False
+        await mount.drain()
+        started, go_on = trio.Event(), trio.Event()
+
+        async def slowly(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            started.set()
+            await go_on.wait()
+            return call(*args)
+
+        with monkeypatch.context() as slow:
+            slow.setattr(trio.to_thread, "run_sync", slowly)
+            slow.setattr(mount.filesystem.files, "_threaded_until", float("inf"))
+            mount.flusher.suspended = True
+            more = b"m" * INLINE_LIMIT
+            handle = mount.filesystem.files.open(node, os.O_WRONLY)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(mount.filesystem.files.write, node, len(DATA), more)
+                await started.wait()
+                assert not mount.volume.tree.settle_if_clean(node)
+                mount.volume.tree.settle(node, mount.volume.clock())  # a flush has ended
+                assert node.dirty is not None
+                go_on.set()
+            mount.filesystem.files.release(handle)
+        mount.flusher.suspended = False
+        await mount.drain()
+        assert (share / "file").read_bytes() == DATA + more
+
+
+async def test_what_is_looked_at_while_it_is_written_is_looked_at_again(tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    async with mounted(str(share), str(tmp_path / "cache")) as mount:
+        node, content = await _make(mount)
+        mount.flusher.suspended = False
+        await mount.drain()
+        content.writing = ((len(DATA), len(DATA) + 5),)
+        mount.volume.tree.touch(node, mount.volume.clock())
+        mount.flusher.pull(node)
+        for _ in range(20):  # it neither rests nor is it called clean
+            await trio.sleep(0.01)
+            assert node.dirty is not None and not mount.flusher.is_stalled
+        content.writing = ()
+        await mount.drain()
+        assert node.dirty is None
