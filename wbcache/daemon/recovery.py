@@ -7,12 +7,16 @@ the share is believed: a file that we had renamed there must not look removed he
 from __future__ import annotations
 
 import logging
+import os
 
 import trio
 
+from wbcache.flush.errors import describe, refused
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.settling import Settler
+from wbcache.journal import Intent
 from wbcache.loading import Loaded
+from wbcache.node import Directory
 from wbcache.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,19 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
                 # A directory on the way to it is perhaps what another of them has renamed.
                 later.append((identity, intent))
             except OSError as error:
+                if refused(error) and intent.kind != "rename":
+                    # It will never say. What was sent still explains what it shows, and the change
+                    # is made again; where a rename left something has to be known first.
+                    volume.report(
+                        f"what became of a change of {_name(volume, intent)!r} is not known:"
+                        f" {describe(error)}"
+                    )
+                    continue
+                if refused(error):
+                    volume.report_once(
+                        f"nothing is flushed before the share tells where {_name(volume, intent)!r}"
+                        f" is: {describe(error)}"
+                    )
                 log.info("recovery waits for the share: %s", error)
                 later.append((identity, intent))
                 failed = True
@@ -65,3 +82,10 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
         volume.discard(gen)
     loaded.orphans.clear()
     volume.settled.set()
+
+
+def _name(volume: Volume, intent: Intent) -> str:
+    """Where the change shows on the share, for people."""
+    directory = volume.tree.nodes.get(intent.parent)
+    way = volume.tree.name_path(directory, intent.name) if isinstance(directory, Directory) else b""
+    return os.fsdecode(way or intent.name)
