@@ -470,11 +470,13 @@ class FileFlusher:
         redirty = Extents(*content.writing)
         content.redirty += (redirty,)
         intent = Signature(size if grows else END, IN_PLACE, 0)
+        before, opened = node.sent, False
         try:
             with volume.using(content) as fd:  # it may be replaced meanwhile
                 await self._announce(node, at, "grow" if grows else "patch", intent)
                 parent = await share.directory(directory, flush=True)
                 file, found = await share.work(blocking.open_for_update, parent, name, accepts)
+                opened = True
                 if grows and base is not None and found.size > base.size:
                     # Left over from an earlier try, and perhaps overwritten here since.
                     same = found.size <= size and await share.work(
@@ -515,6 +517,12 @@ class FileFlusher:
         except ConflictError:
             node.sent = ()  # nothing that we sent is there
             volume.journal.drop_intents_of(node.ino)
+            raise
+        except OSError:
+            if not opened and not before:
+                # Nothing was changed: what the share shows from now on is not of our making.
+                node.sent = ()
+                volume.commit_outcome(extra=lambda: volume.journal.drop_intents_of(node.ino))
             raise
         finally:
             content.redirty = tuple(r for r in content.redirty if r is not redirty)
