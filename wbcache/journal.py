@@ -223,13 +223,9 @@ class Journal:
             try:
                 for late in self.unsaved_extra:
                     late()
-                if self._retired:
-                    for gen in self._retired:
-                        execute("DELETE FROM extent WHERE gen=?", (gen,))
-                if self.unsaved:
-                    for item in self.unsaved:
-                        self._put(item)
-                for item in items:
+                for gen in self._retired:
+                    execute("DELETE FROM extent WHERE gen=?", (gen,))
+                for item in (*self.unsaved, *items):
                     self._put(item)
                 if extra is not None:
                     extra()
@@ -243,10 +239,8 @@ class Journal:
                 if isinstance(item, Node):
                     item.journaled = False
             raise _to_oserror(error) from error
-        if self.unsaved:
-            self.unsaved.clear()
-        if self.unsaved_extra:
-            self.unsaved_extra.clear()
+        self.unsaved.clear()
+        self.unsaved_extra.clear()
         if self._retired:
             self.ranged -= self._retired
             self._retired.clear()
