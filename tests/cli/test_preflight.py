@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -131,6 +132,21 @@ def test_source_that_does_not_answer(
     with pytest.raises(SourceError) as caught:
         checked()
     assert "did not answer within 0.2 s" in message(caught)
+
+
+@pytest.mark.parametrize("passes", [errno.EBUSY, errno.EIO, errno.ENOTCONN, errno.ENOMEM])
+def test_source_with_an_error_that_may_pass(
+    place: Path, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    """A cache of it can be served all the same."""
+
+    def fail(path: str) -> bool:
+        raise OSError(passes, os.strerror(passes))
+
+    monkeypatch.setattr(preflight, "_list_directory", fail)
+    with pytest.raises(preflight.UnreachableError) as caught:
+        preflight.check_source(str(place), [])
+    assert f"cannot be read ({os.strerror(passes)})" in message(caught)
 
 
 def test_source_behind_wbcache_already() -> None:

@@ -7,6 +7,7 @@ lives, or after it was killed, with the next one serving already.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,3 +243,29 @@ def test_after_the_daemon_was_killed(
 
 def test_every_call_that_changes_the_share_is_among_them() -> None:
     assert {late.row for late in CASES.values()} == ROWS.keys() - {"close", "look up"}
+
+
+def test_the_share_refuses_to_tell_where_something_is(tmp_path: Path) -> None:
+    """Until it tells, the mount goes on showing the file, and the rest arrives."""
+    (tmp_path / "old").write_text("bytes")
+    with FaultShare(tmp_path) as share, Mounted(share.mountpoint) as mount:
+        assert os.listdir(mount.path) == ["old"]
+        share.hang(["rename"], after=True)
+        os.rename(mount.path / "old", mount.path / "new")
+        share.wait_hung()
+        for name in ("old", "new"):
+            share.fail(["lookup", "getattr"], errno.EACCES, match=name)
+        share.release(late=False)
+        wait_until(
+            lambda: any("where it is" in event["text"] for event in mount.status()["events"]),
+            "the share refuses to tell",
+        )
+        (mount.path / "other").write_text("arrives")
+        wait_until((tmp_path / "other").exists, "the rest goes on")
+        assert (tmp_path / "new").exists()
+        assert sorted(os.listdir(mount.path)) == ["new", "other"]
+        share.clear()
+        mount.flush()
+        assert (mount.path / "new").read_text() == "bytes"
+        assert contents(tmp_path) == contents(mount.path)
+        assert not any("another writer" in event["text"] for event in mount.status()["events"])

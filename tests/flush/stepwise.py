@@ -140,7 +140,7 @@ class SteppedVolume(Volume):
         await pause()
 
 
-async def _sleep(seconds: float) -> None:
+async def _wait(seconds: float, wake: trio.Event) -> None:
     await pause()
 
 
@@ -152,7 +152,7 @@ class SteppedFlusher(Flusher):
 
     def __init__(self, volume: Volume, gone: Callable[..., None]) -> None:
         super().__init__(volume, gone)
-        self.failures.sleep = _sleep
+        self.failures.wait = _wait
         self._forced = False
 
     @property

@@ -70,14 +70,11 @@ FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = "/etc/fuse.conf"
 
 
-_UNREACHABLE = frozenset(
-    (
-        *(errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLINK),
-        *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ESHUTDOWN, errno.ENODEV),
-    )
+_TELLING = frozenset(
+    (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EOPNOTSUPP)
 )
-"""Errors that tell of the way to a share, not of what is there."""
+"""Errors that tell of what is there, besides that it is missing or closed to us; any other tells of
+the way to the share, and may pass."""
 
 
 class UnreachableError(SourceError):
@@ -270,7 +267,7 @@ def check_source(source: str, mounts: Sequence[MountEntry], *, has_cache: bool =
             source, "is not readable", "run as a user who may list and enter it"
         ) from None
     except OSError as error:
-        raise (UnreachableError if error.errno in _UNREACHABLE else SourceError)(
+        raise (SourceError if error.errno in _TELLING else UnreachableError)(
             source, f"cannot be read ({error.strerror})", "mount the share again, then try again"
         ) from None
     if not is_directory:

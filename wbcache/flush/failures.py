@@ -54,13 +54,30 @@ class Failures:
         """Inode numbers of directories whose rename was refused and is tried once more."""
         self._let_in: set[Directory] = set()
         """Directories whose mode was changed on the share so that steps can be taken in them."""
-        self.sleep: Callable[[float], Awaitable[None]] = trio.sleep
+        self.withheld: dict[Node, trio.Event] = {}
+        """Nodes that may have been renamed, and the share refuses to tell where they are; set, it
+        is asked again at once."""
+        self.wait: Callable[[float, trio.Event], Awaitable[None]] = _wait
 
     async def find_out(self, node: Node) -> None:
         """A call failed, and may have been made all the same: see what the share shows.
 
-        Waits for as long as the share does not say.
+        Waits for as long as the share does not say. While it refuses to, what does not need to know
+        goes on: a change is made again, and what may have been renamed is quarantined.
         """
+        try:
+            await self._find_out(node)
+        finally:
+            self.ask_again(node)
+
+    def ask_again(self, node: Node) -> None:
+        """It is not quarantined any more because the share refused to tell where it is."""
+        if node in self.withheld:
+            self.withheld.pop(node).set()
+            node.trouble = None
+            self._tree.account(node)
+
+    async def _find_out(self, node: Node) -> None:
         volume = self._volume
         settler = Settler(volume, self._files)
         retry = volume.config.flush.retry
@@ -73,10 +90,12 @@ class Failures:
                 except (FileNotFoundError, NotADirectoryError):
                     break  # the directory is not there, and so nothing in it
                 except OSError as error:
-                    if refused(error):
-                        break  # it will never say
+                    if refused(error) and intent.kind != "rename":
+                        break
+                    if refused(error) and node not in self.withheld:
+                        self._withhold(node, error)
                     log.info("what became of inode %d is not known: %s", node.ino, describe(error))
-                    await self.sleep(delay)
+                    await self.wait(delay, self.withheld.get(node, trio.Event()))
                     delay = min(retry.max, 2 * delay)
             if intent.kind == "make" and volume.temporary_names.is_ours(intent.name):
                 parent = self._tree.nodes.get(intent.parent)
@@ -86,6 +105,14 @@ class Failures:
                     volume.strays.append((parent, intent.name))
         settler.finish()
         volume.commit_outcome(extra=lambda: volume.journal.drop_moves_of(node.ino))
+
+    def _withhold(self, node: Node, error: OSError) -> None:
+        self.withheld[node] = trio.Event()
+        node.trouble = f"the share does not tell where it is: {describe(error)}"
+        path = os.fsdecode(self._tree.path(node))
+        self._volume.report(f"quarantined: {path!r}: {node.trouble}")
+        self._tree.account(node)
+        self._tree.touch_item(node)
 
     async def conflict(self, step: Step) -> OSError | None:
         """The share has somebody else's under a name that a step was about to change."""
@@ -232,6 +259,11 @@ class Failures:
                 worth_it = True
         state.retries += worth_it
         return worth_it
+
+
+async def _wait(seconds: float, wake: trio.Event) -> None:
+    with trio.move_on_after(seconds):
+        await wake.wait()
 
 
 def _way_to(directory: Directory) -> list[Name]:

@@ -129,6 +129,7 @@ class Flusher:
         if isinstance(item, Node):
             item.pulled = True
             item.retry_at = 0.0
+            self.failures.ask_again(item)
             if item.trouble and not (item.content and item.content.torn):
                 item.trouble = None
                 self._tree.account(item)
@@ -198,8 +199,9 @@ class Flusher:
 
     @property
     def running(self) -> int:
-        """Steps under way, with those whose outcome is not known and the removal of temporaries."""
-        return self._steps + self.sweeper.running
+        """Steps under way, with those of which the share will tell the outcome, and removals of
+        temporaries."""
+        return self._steps - len(self.failures.withheld) + self.sweeper.running
 
     @property
     def is_tidying(self) -> bool:
