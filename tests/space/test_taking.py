@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.faultshare.client import FaultShare
 from tests.mounting import Mounted
-from tests.volumes import mounted
+from tests.volumes import QUICK, mounted
+from wbcache.config import Size
+from wbcache.daemon.eviction import Evictor
 from wbcache.space import LOOK
 
 
@@ -26,6 +30,27 @@ async def test_more_than_is_handed_out_between_two_looks(tmp_path: Path) -> None
         space.settle(2 * LOOK, 0)
         space.settle(4096, 0)
         assert not space.take(space.limit + LOOK)
+
+
+async def test_clean_bytes_are_room_whenever_they_are_needed(tmp_path: Path) -> None:
+    """However recently they were looked for: nobody is refused while there are any."""
+    (tmp_path / "share").mkdir()
+    config = replace(QUICK, cache=replace(QUICK.cache, size=Size(64 << 20)))
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache"), config=config) as mount:
+        files, names, root = mount.filesystem.files, mount.filesystem.names, mount.volume.tree.root
+        for number in range(20):
+            node = await names.create(root, b"%d" % number, 0o644, os.getuid(), os.getgid())
+            handle = files.open(node, os.O_WRONLY)
+            await files.write(node, 0, bytes(1 << 20))
+            files.release(handle)
+        await mount.drain()
+        mount.nursery.start_soon(Evictor(mount.volume, mount.flusher).run)
+        space = mount.volume.space
+        space.look()
+        await space.wait(space.free - (1 << 20), small=True)
+        with trio.fail_after(10):
+            for _ in range(14):
+                await space.wait(1 << 20, small=False)
 
 
 @pytest.mark.usefixtures("fuse")

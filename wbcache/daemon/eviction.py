@@ -105,7 +105,8 @@ class Evictor:
                 self._flusher.hurry()
                 return
         left = going or stuck or held or self._volume.retired or self._flusher.running
-        if not left:
+        # What became clean since the last search among all files is room as well.
+        if not left and not await self.evict(max(1, space.missing)):
             space.refuse()
 
     async def evict(self, excess: int) -> int:
