@@ -102,7 +102,7 @@ class WatchedShare(Share):
     @property
     def threads(self) -> int:
         """Threads that make calls of the flusher, abandoned ones included."""
-        return self._flush.borrowed_tokens
+        return self._flush.threads
 
 
 class Mounted:

@@ -107,7 +107,7 @@ async def test_one_that_goes_while_it_is_opened_is_not_kept(
     opened, go_on = threading.Event(), threading.Event()
     open_chain = calls.open_chain
 
-    def slowly(base: Descriptor, names: list[bytes]) -> list[Descriptor]:
+    def slowly(base: Descriptor, names: tuple[bytes, ...]) -> list[Descriptor]:
         found = open_chain(base, names)
         opened.set()
         go_on.wait(DEADLINE)

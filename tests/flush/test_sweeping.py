@@ -30,10 +30,12 @@ async def test_one_that_the_journal_and_a_listing_tell_of(tmp_path: Path) -> Non
         sweeper = Sweeper(volume)
         sweeper.insist()
         volume.strays += [at, at]
-        await sweeper.sweep()
+        for directory, names in sweeper.take().items():
+            await sweeper.sweep(directory, names)
         assert sweeper.is_busy and not volume.strays and len(calls) == 1
         sweeper.insist()  # its time has come
         sweeper.collect()
-        await sweeper.sweep()
+        for directory, names in sweeper.take().items():
+            await sweeper.sweep(directory, names)
         assert not sweeper.is_busy and not sweeper.later
         assert not list(share.iterdir())

@@ -89,7 +89,7 @@ OPERATIONS: dict[str, Callable[[Descriptor, bytes], object]] = {
     "open to write": lambda at, name: calls.open_file(at, name, os.O_RDWR),
     "open to update": lambda at, name: blocking.open_for_update(at, name, accept),
     "create": lambda at, name: calls.create(at, name, 0o666),
-    "enter": lambda at, name: calls.open_chain(at, [name, b"ssh"]),
+    "enter": lambda at, name: calls.open_chain(at, (name, b"ssh")),
     "list": lambda at, name: calls.scan(calls.open_directory(at, name)),
     "own": lambda at, name: calls.set_owner(at, name, 12345, 12345),
     "set times": lambda at, name: calls.set_times(at, name, 10**17, 10**17),

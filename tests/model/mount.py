@@ -20,6 +20,7 @@ from wbcache.flush.flusher import Flusher
 from wbcache.fuse import Operations
 from wbcache.loading import Loaded
 from wbcache.share.capabilities import Capabilities
+from wbcache.share.lanes import Lane, Place, Subject
 from wbcache.share.share import Share
 from wbcache.volume import Volume
 
@@ -40,9 +41,10 @@ class ModelShare(Share):
 
     async def _ask(
         self,
-        lane: trio.CapacityLimiter,
+        lane: Lane,
         deadline: float,
         call: Callable[[], T],
+        subject: Subject | None,
         *,
         question: bool = False,
     ) -> T:
@@ -53,14 +55,14 @@ class ModelShare(Share):
                 raise OSError(errno.EIO, "injected")
             return call()
 
-        return await super()._ask(lane, deadline, attempt, question=question)
+        return await super()._ask(lane, deadline, attempt, subject, question=question)
 
     async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await super().work(lambda: self.injector.within(call, *args, **kwargs))
 
     def is_flush(self, call: Call) -> bool:
         """Whether a call is one that the flusher makes."""
-        return call.lane is self._flush
+        return isinstance(call.lane, Place) and call.lane.lane is self._flush
 
 
 class Mount:

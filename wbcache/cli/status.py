@@ -138,6 +138,8 @@ def _share_text(share: Mapping[str, Any]) -> str:
         text += f", not used: {printable(str(share['problem']))}"
     if share.get("silent_seconds"):
         text += f", silent for {output.format_seconds(float(share['silent_seconds']))}"
+    if share.get("calls_given_up"):
+        text += f", {output.format_count(share['calls_given_up'], 'call')} without an answer"
     if share.get("full"):
         text += ", full"
     if share.get("order_suspended"):

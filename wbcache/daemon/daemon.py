@@ -267,7 +267,8 @@ class Daemon:
         share = self._volume.share
         while True:
             await trio.sleep(WATCH_INTERVAL)
-            share.health.observe()
+            share.observe()
+            self._flusher.let_pass()
             if share.is_open and share.health.answering and share.health.waiting > WAITING_SECONDS:
                 with trio.move_on_after(share.lookup_deadline):
                     try:

@@ -119,6 +119,7 @@ def status(filesystem: FileSystem, flusher: Flusher, problem: str | None = None)
             "latency_ms": round(health.latency * 1000, 1),
             "silent_seconds": round(volume.clock() - silent, 1) if silent is not None else 0.0,
             "calls_under_way": health.stuck,
+            "calls_given_up": volume.share.given_up,
             "full": flusher.room.is_short,
             "order_suspended": flusher.room.order_suspended,
         },

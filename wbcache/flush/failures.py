@@ -16,7 +16,6 @@ from wbcache.flush.conflict import settle_conflict
 from wbcache.flush.errors import describe, refused
 from wbcache.flush.files import FileFlusher
 from wbcache.flush.plan import (
-    Copy,
     InPlace,
     Link,
     MakeDirectory,
@@ -25,8 +24,8 @@ from wbcache.flush.plan import (
     Remove,
     Rename,
     SetAttributes,
-    Spill,
     Step,
+    directories,
 )
 from wbcache.flush.settling import Settler
 from wbcache.node import META_MODE, OWNER_ALL, Directory, Node
@@ -171,7 +170,7 @@ class Failures:
                 text,
                 delay,
             )
-        for directory in _directories(step):
+        for directory in directories(step):
             volume.share.forget_directory(directory)
 
     def _doubts(self, step: Step, error: OSError) -> bool:
@@ -193,7 +192,7 @@ class Failures:
         directory."""
         share, node = self._volume.share, step.node
         needed = []
-        for directory in _directories(step):
+        for directory in directories(step):
             way = _way_to(directory)
             needed.append(way)
             top = way[0][0] if way else directory
@@ -232,7 +231,7 @@ class Failures:
         if not volume.capabilities.chmod or state is None or state.retries >= _TRIES_TO_GET_IN:
             return False
         worth_it = False
-        for parent, name in dict.fromkeys(at for d in _directories(step) for at in _way_to(d)):
+        for parent, name in dict.fromkeys(at for d in directories(step) for at in _way_to(d)):
             directory = parent.share.get(name)
             if not isinstance(directory, Directory):
                 continue
@@ -274,13 +273,3 @@ def _way_to(directory: Directory) -> list[Name]:
         way.append(at.slinks[0])
         at = at.slinks[0][0]
     return way[::-1]
-
-
-def _directories(step: Step) -> list[Directory]:
-    found = []
-    for name in (getattr(step, "old", None), getattr(step, "to", None), getattr(step, "at", None)):
-        if name is not None:
-            found.append(name[0])
-    if isinstance(step, Copy | Spill):
-        found.append(step.directory)
-    return found

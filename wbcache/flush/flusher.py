@@ -41,7 +41,9 @@ from wbcache.flush.room import Room
 from wbcache.flush.sweeping import Sweeper
 from wbcache.flush.timing import LogsFirst, Timing
 from wbcache.flush.transfer import SupersededError
+from wbcache.flush.workers import Worker, Workers
 from wbcache.node import Directory, Node
+from wbcache.share.lanes import on_behalf_of
 from wbcache.tree import Item, Name
 from wbcache.volume import Volume
 
@@ -92,15 +94,15 @@ class Flusher:
         """Items for which all large workers are busy, in the order in which they came."""
         self._crowd: list[tuple[int, int, Item]] = []
         """Items that are ready, but for which the share has no room just now."""
+        self._behind: dict[Item, None] = {}
+        """Items in directories in which several steps are not answered."""
         self._logs = LogsFirst()
         self._circles_at = 0.0
         self.arriving: dict[Name, int] = {}
         """Names to which steps under way give something, and a number that tells one step at a name
         from the next."""
         self._steps = 0
-        self._running_small = 0
-        self._running_large = 0
-        """Steps that have a worker; one whose outcome is not known has none any more."""
+        self._workers = Workers(volume.config.flush)
         volume.tree.wake = self.wake
 
     # -- for others ----------------------------------------------------------------------------
@@ -170,6 +172,13 @@ class Flusher:
             self.timing.pressed = self.planner.pressed = pressed
             self._tree.touched.update(self._tree.dirty, self._tree.changes)
             self.hurry()
+
+    def let_pass(self) -> None:
+        """Call it now and then: steps in which the share does not answer, though it answers others,
+        keep no others from their turn."""
+        for worker in self._volume.share.late():
+            if isinstance(worker, Worker) and self._workers.let_pass(worker):
+                self.hurry()
 
     def is_hopeless(self, item: Item) -> bool:
         """Whether an item, or what it waits for in the end, was refused by the share for good."""
@@ -243,7 +252,8 @@ class Flusher:
         if not self.suspended:
             self._start_steps(nursery)
             if self._volume.strays:
-                nursery.start_soon(self._sweep)
+                for directory, names in self.sweeper.take().items():
+                    nursery.start_soon(self._sweep, directory, names)
         if self._volume.retired.trash:
             nursery.start_soon(self._volume.retired.empty_trash)
         until = min(self._due[0][0] if self._due else math.inf, self.sweeper.due)
@@ -297,12 +307,12 @@ class Flusher:
         return change.seq if change is not None else 0
 
     def _start_steps(self, nursery: trio.Nursery) -> None:
-        flush = self._volume.config.flush
-        for _ in range(min(len(self._large), flush.workers - self._running_large)):
+        workers = self._workers
+        for _ in range(min(len(self._large), workers.idle_large)):
             first = next(iter(self._large))
             del self._large[first]
             self._make_ready(first)
-        while self._running_small < flush.small_workers and (item := self._next()) is not None:
+        while workers.idle_small and (item := self._next()) is not None:
             self._is_ready.discard(item)
             self._waiting.pop(item, None)
             self._in_vain(item, None)
@@ -321,6 +331,8 @@ class Flusher:
                 self._nothing_to_do(item)
             elif isinstance(plan, Wait):
                 self._wait(item, plan.on)
+            elif workers.forbid(plan):
+                self._behind[item] = None
             else:
                 self._start(nursery, item, plan)
         if not self._ready and self.room.wants_removal:
@@ -331,7 +343,7 @@ class Flusher:
                 # What found no room may need none any more, and nothing else would wake these.
                 self._start_steps(nursery)
                 return
-        if self._large and not self._ready and self._running_large < flush.workers:
+        if self._large and not self._ready and workers.idle_large:
             self.wake()  # those that had their turn had nothing to send any more
         if self._waiting and not self._ready:
             now = self._volume.clock()
@@ -420,7 +432,7 @@ class Flusher:
             self.files.abandon(node)
         large = isinstance(step, Copy | Spill | InPlace) and node.dirty_bytes > SMALL
         large = large and item not in self._logs
-        if large and self._running_large >= self._volume.config.flush.workers:
+        if large and not self._workers.idle_large:
             self._large[item] = None
             return
         if not self.room.admits(step):
@@ -435,14 +447,11 @@ class Flusher:
             at[0].arriving[at[1]] = node
             self.arriving[at] = next(self._tick)
         self._steps += 1
-        if large:
-            self._running_large += 1
-        else:
-            self._running_small += 1
-        nursery.start_soon(self._run_step, item, step, large)
+        nursery.start_soon(self._run_step, item, step, self._workers.take(step, large=large))
 
-    async def _run_step(self, item: Item, step: Step, large: bool) -> None:
+    async def _run_step(self, item: Item, step: Step, worker: Worker) -> None:
         node = step.node
+        on_behalf_of.set(worker)
         error: OSError | None = None
         try:
             try:
@@ -450,7 +459,7 @@ class Flusher:
                     try:
                         error = await self._try(step)
                     finally:
-                        self._release_worker(large)
+                        self._release(worker)
                     if error is not None:
                         await self._find_out(node)
             finally:
@@ -505,11 +514,13 @@ class Flusher:
             return OSError(errno.EIO, f"internal error: {caught}")
         return None
 
-    def _release_worker(self, large: bool) -> None:
-        if large:
-            self._running_large -= 1
-        else:
-            self._running_small -= 1
+    def _release(self, worker: Worker) -> None:
+        """A step has made its calls; its outcome may not be known yet."""
+        self._workers.release(worker)
+        if worker.is_late:
+            for item in self._behind:
+                self._make_ready(item)
+            self._behind.clear()
 
     async def _do(self, step: Step) -> None:
         if isinstance(step, Remove):
@@ -541,8 +552,8 @@ class Flusher:
         else:
             await self.names.park(step.node, step.at)
 
-    async def _sweep(self) -> None:
-        await self.sweeper.sweep()
+    async def _sweep(self, directory: Directory, names: list[bytes]) -> None:
+        await self.sweeper.sweep(directory, names)
         self.hurry()
 
 

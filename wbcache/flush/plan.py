@@ -101,6 +101,13 @@ Step = (
 )
 
 
+def directories(step: Step) -> list[Directory]:
+    """The directories in which a step does something."""
+    places = [getattr(step, name, None) for name in ("old", "to", "at")]
+    found = [place[0] for place in places if place is not None]
+    return [*found, step.directory] if isinstance(step, Copy | Spill) else found
+
+
 @dataclass(frozen=True)
 class Wait:
     """Not now: another item comes first. None: until the item is touched again."""

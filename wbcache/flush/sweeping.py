@@ -17,20 +17,28 @@ log = logging.getLogger(__name__)
 TRIES = 6
 """How often the removal of a temporary is tried before the final flush ends without it."""
 
+BROOMS = 8
+"""Directories that are swept at a time."""
+
 
 class Sweeper:
     """Removes what `Volume.strays` lists."""
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self.running = 0
-        """Sweeps under way."""
+        self._directories: set[Directory] = set()
+        """Those that are being swept."""
         self.later: dict[Name, None] = {}
         """Temporaries whose removal failed; tried again later, and at the next mount."""
         self._later_at = 0.0
         self._tries: dict[Name, int] = {}
         """How often the removal of those failed."""
         self._insists = False
+
+    @property
+    def running(self) -> int:
+        """Sweeps under way."""
+        return len(self._directories)
 
     @property
     def is_busy(self) -> bool:
@@ -53,16 +61,29 @@ class Sweeper:
             self._volume.strays += self.later
             self.later.clear()
 
-    async def sweep(self) -> None:
-        """Remove all that is listed by now."""
-        # The journal and a listing may both have told of one.
-        strays, self._volume.strays = dict.fromkeys(self._volume.strays), []
-        self.running += 1
+    def take(self) -> dict[Directory, list[bytes]]:
+        """What is to be removed now, for `sweep`; a directory that hangs holds up no other, for as
+        long as few do."""
+        taken: dict[Directory, dict[bytes, None]] = {}
+        left = []
+        for directory, name in self._volume.strays:
+            if directory in taken:
+                taken[directory][name] = None  # the journal and a listing may both have told of one
+            elif directory in self._directories or self.running >= BROOMS:
+                left.append((directory, name))
+            else:
+                self._directories.add(directory)
+                taken[directory] = {name: None}
+        self._volume.strays = left
+        return {directory: list(names) for directory, names in taken.items()}
+
+    async def sweep(self, directory: Directory, names: list[bytes]) -> None:
+        """Remove temporaries in a directory."""
         try:
-            for directory, name in strays:
+            for name in names:
                 await self._sweep_away(directory, name)
         finally:
-            self.running -= 1
+            self._directories.discard(directory)
 
     async def _sweep_away(self, directory: Directory, name: bytes) -> None:
         volume = self._volume

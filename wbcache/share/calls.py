@@ -38,7 +38,7 @@ def open_directory(parent: Descriptor, name: bytes) -> Descriptor:
     return Descriptor(os.open(name, _OPEN_DIR, dir_fd=parent.fd))
 
 
-def open_chain(base: Descriptor, names: list[bytes]) -> list[Descriptor]:
+def open_chain(base: Descriptor, names: tuple[bytes, ...]) -> list[Descriptor]:
     """Descriptors of nested subdirectories, outermost first."""
     found = []
     for name in names:

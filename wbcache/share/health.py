@@ -29,7 +29,8 @@ class Health:
         self._calls: dict[int, float] = {}
         self._questions: dict[int, float] = {}
         self._next = 0
-        self._last_answer = clock()
+        self.last_answer = clock()
+        """When any call was last answered."""
         self.latency = 0.0
         """Moving average of a call's duration, seconds."""
         self.silent_since: float | None = None
@@ -52,7 +53,7 @@ class Health:
         now = self._clock()
         began = self._calls.pop(ticket)
         self._questions.pop(ticket, None)
-        self._last_answer = now
+        self.last_answer = now
         if self.silent_since is not None:
             log.warning("the share answers again, after %.0f s", now - self.silent_since)
             self.silent_since = None
@@ -66,11 +67,14 @@ class Health:
         self._calls.pop(ticket, None)
         self._questions.pop(ticket, None)
 
-    def abandoned(self, ticket: int) -> None:
-        """Nobody waits for the call any more; its deadline passed."""
+    def abandoned(self, ticket: int, *, alone: bool = False) -> None:
+        """Nobody waits for the call any more; its deadline passed. ``alone``: what it was about is
+        known to hang while the share answers, so that it says nothing of the share."""
         started = self._calls.pop(ticket, None)
         self._questions.pop(ticket, None)
-        if started is not None and self.silent_since is None and self._last_answer <= started:
+        if alone or started is None or self.silent_since is not None:
+            return
+        if self.last_answer <= started:
             self.silent_since = started
             log.warning("the share does not answer")
             self.on_silent()
@@ -119,7 +123,7 @@ class Health:
     def waiting(self) -> float:
         """Seconds for which calls have been under way of which none was answered."""
         oldest = next(iter(self._calls.values()), None)
-        return 0.0 if oldest is None else self._clock() - max(oldest, self._last_answer)
+        return 0.0 if oldest is None else self._clock() - max(oldest, self.last_answer)
 
     @property
     def state(self) -> str:

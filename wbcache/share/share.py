@@ -1,14 +1,15 @@
 """The way to the share: worker threads with limits and deadlines, and directory descriptors.
 
-Foreground calls (`ask`) may be abandoned at their deadline, since they only read. Calls of the
-flusher (`work`) change the share and are never abandoned while the daemon lives: a late thread that
-nobody waits for could undo newer data. Both wait while it is not certain that what is at SOURCE is
-the share that the cache belongs to; `find_out` is for those who see to that.
+Foreground calls (`look`, `fetch`) may be given up at their deadline, since they only read. Calls of
+the flusher (`work`) change the share and are never given up while the daemon lives: a late thread
+that nobody waits for could undo newer data. Both wait while it is not certain that what is at
+SOURCE is the share that the cache belongs to; `find_out` is for those who see to that.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import time
@@ -25,7 +26,10 @@ from wbcache.processes import raise_file_limit
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.share.health import Health
+from wbcache.share.lanes import GivenUp, Lane, Place, Subject
 from wbcache.share.names import OWN_DIRECTORY
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +42,10 @@ requests, so that enough are left for what is known here."""
 
 SILENCE = 1.0
 """Seconds without any answer after which more callers than that are turned away."""
+
+LATE_LOOKUP, LATE_DATA, LATE_CHANGE = 0.5, 5.0, 10.0
+"""Seconds after which a look-up, a call for data and one of the flusher are late, should the share
+answer others meanwhile."""
 
 _CUT_OFF = (errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN)
 """Errors of the way to the share: it has not said anything."""
@@ -84,10 +92,13 @@ class Share:
         self._moved = trio.Event()
         """Set, and replaced, when one ends."""
         self._callers = trio.CapacityLimiter(MAX_CALLERS)
-        self._lookups = trio.CapacityLimiter(64)
-        self._data = trio.CapacityLimiter(32)
-        self._flush = trio.CapacityLimiter(workers)
-        self._inquiries = trio.CapacityLimiter(64)
+        self._lookups = Lane(64, LATE_LOOKUP, self.health, clock)
+        self._data = Lane(32, LATE_DATA, self.health, clock)
+        self._flush = Lane(workers, min(LATE_CHANGE, deadline), self.health, clock)
+        self._inquiries = Lane(64, math.inf, self.health, clock)
+        self._given_up = GivenUp()
+        self._is_torn = False
+        """It has calls that it does not answer while it answers others."""
         self._directories: OrderedDict[Directory, None] = OrderedDict()
         self._max_directories = min(_MAX_DIRECTORIES, raise_file_limit() // 8)
 
@@ -96,23 +107,32 @@ class Share:
     async def look(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask for names or attributes; ETIMEDOUT past the lookup deadline."""
         return await self._ask(
-            self._lookups, self.lookup_deadline, lambda: call(*args, **kwargs), question=True
+            self._lookups,
+            self.lookup_deadline,
+            lambda: call(*args, **kwargs),
+            _subject(args),
+            question=True,
         )
 
     async def fetch(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask for data; ETIMEDOUT past the data deadline."""
-        return await self._ask(self._data, self.deadline, lambda: call(*args, **kwargs))
+        return await self._ask(
+            self._data, self.deadline, lambda: call(*args, **kwargs), _subject(args)
+        )
 
     async def _ask(
         self,
-        lane: trio.CapacityLimiter,
+        lane: Lane,
         deadline: float,
         call: Callable[[], T],
+        subject: Subject | None,
         *,
         question: bool = False,
     ) -> T:
         if not self.health.answering:
             raise OSError(errno.ETIMEDOUT, "the share does not answer")
+        if self._given_up.forbid(subject):
+            raise OSError(errno.ETIMEDOUT, "the share has not answered an earlier call about it")
         with trio.move_on_after(deadline):
             if self._callers.available_tokens <= 0:
                 await self._queue()
@@ -120,7 +140,7 @@ class Share:
                 if not self._verified.is_set():
                     await self._verified.wait()
                 ticket = self.health.begin(question=question)
-                return await self._in_thread(lane, ticket, call)
+                return await self._in_thread(lane, ticket, call, subject)
         raise OSError(errno.ETIMEDOUT, f"the share did not answer within {deadline:g} s")
 
     async def _queue(self) -> None:
@@ -141,13 +161,30 @@ class Share:
         ticket = self.health.begin()
         return await self._in_thread(self._flush, ticket, lambda: call(*args, **kwargs))
 
-    async def _in_thread(self, lane: trio.CapacityLimiter, ticket: int, call: Callable[[], T]) -> T:
+    def late(self) -> list[object]:
+        """For whom calls of the flusher are made that hold up nobody else any more: they take very
+        long while the share answers others (see `lanes.on_behalf_of`)."""
+        return self._flush.late()
+
+    @property
+    def given_up(self) -> int:
+        """Calls that are not over though nobody waits for them any more."""
+        return len(self._given_up)
+
+    async def _in_thread(
+        self, lane: Lane, ticket: int, call: Callable[[], T], subject: Subject | None = None
+    ) -> T:
+        place = Place(lane, self._given_up.discard)
         try:
             result = await trio.to_thread.run_sync(
-                partial(_attempt, call), limiter=lane, abandon_on_cancel=True
+                partial(_attempt, call), limiter=place.limiter, abandon_on_cancel=True
             )
         except trio.Cancelled:
-            self.health.abandoned(ticket)
+            hangs_alone = self._given_up.since < self.health.last_answer
+            self.health.abandoned(ticket, alone=hangs_alone)
+            if place.is_taken and not place.is_over:
+                lane.give_up(place)
+                self._given_up.add(place, subject)
             raise
         except BaseException:
             self.health.end(ticket)
@@ -167,6 +204,18 @@ class Share:
         """Make a call though it is not certain that this is the right share."""
         ticket = self.health.begin()
         return await self._in_thread(self._inquiries, ticket, lambda: call(*args, **kwargs))
+
+    def observe(self) -> None:
+        """Call it now and then: changes of the share's state are logged here."""
+        self.health.observe()
+        is_torn = self._given_up.since < self.health.last_answer
+        if is_torn != self._is_torn:
+            self._is_torn = is_torn
+            log.warning(
+                "some calls are not answered, though others are"
+                if is_torn
+                else "all calls are answered again"
+            )
 
     async def probe_until_answer(self, interval: float = 1.0) -> None:
         """Wait until the share answers again."""
@@ -210,7 +259,11 @@ class Share:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         self.replace_root(
             await trio.to_thread.run_sync(
-                os.open, path, flags, limiter=self._inquiries, abandon_on_cancel=True
+                os.open,
+                path,
+                flags,
+                limiter=Place(self._inquiries, self._given_up.discard).limiter,
+                abandon_on_cancel=True,
             )
         )
 
@@ -222,6 +275,7 @@ class Share:
         for directory in self._directories:
             directory.share_dirfd = None
         self._directories.clear()
+        self._given_up.forget_subjects()
 
     async def stat(
         self, parent: Descriptor, name: bytes, *, flush: bool = False
@@ -284,7 +338,7 @@ class Share:
                 at = parent
                 base = at.share_dirfd
             chain.reverse()
-            names = [name for _, name in chain]
+            names = tuple(name for _, name in chain)
             moves = self._moves
             ask = self.work if flush else self.look
             try:
@@ -378,6 +432,14 @@ class _Failure:
         error, self._error = self._error, None
         assert error is not None
         return error
+
+
+def _subject(args: tuple[object, ...]) -> Subject | None:
+    """What a call is about, from its arguments; None when that can't be told."""
+    if not args or not isinstance(args[0], Descriptor):
+        return None
+    name = args[1] if len(args) > 1 else b""
+    return args[0], name if isinstance(name, bytes | tuple) else b""
 
 
 def _attempt(call: Callable[[], T]) -> T | _Failure:
