@@ -341,6 +341,8 @@ class _Loader:
                 owner.busy = True  # it is known until it is settled, though it may be removed here
             if owner is not None and intent.kind in ("publish", "grow", "patch", "attributes"):
                 owner.sent += (Signature(intent.size, intent.mtime, intent.sino),)
+                if self._power_lost and owner.content is not None:
+                    owner.content.cuts += 1  # what was sent may be here no more
         return loaded
 
 

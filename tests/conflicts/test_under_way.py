@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import tempfile
@@ -242,3 +244,65 @@ def test_a_late_answer_is_no_conflict(stage: Stage) -> None:
     stage.share.release(rule)
     assert stage.held() == {"f": b"ours, newer"}
     assert listed(stage.mount) == []
+
+
+def append(path: Path, data: str) -> None:
+    with open(path, "a") as file:
+        file.write(data)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["an error", "a kill"])
+def test_another_appends_after_ours_was_cut_off(stage: Stage, kill: bool) -> None:
+    """No more than we had sent, so that its length alone does not tell whose it is."""
+    append(stage.mount.path / "f", "and this is ours")
+    stage.share.hang(["write"], stage.match("f"))
+    flush = threading.Thread(target=lambda: _ignored(stage.mount.client.flush, [b""], 2.0))
+    flush.start()
+    stage.share.wait_hung("write")
+    if kill:
+        stage.mount.strike()
+    stage.share.release(late=False)
+    append(stage.backing / "f", "theirs")
+    stage.share.clear()
+    if kill:
+        stage.mount.wait_killed()
+        stage.mount.remount()
+    flush.join()
+    assert stage.held() == {"f": b"before,theirs", "f!": b"before,and this is ours"}
+    assert [row["kind"] for row in listed(stage.mount)] == ["both kept"]
+
+
+def test_what_is_left_of_ours_is_no_conflict_whatever_was_written_since(stage: Stage) -> None:
+    append(stage.mount.path / "f", "first")
+    stage.share.fail(["write"], errno.EIO, match=stage.match("f"), after=True)
+    with pytest.raises(AssertionError):
+        stage.mount.flush(timeout=1)
+    assert (stage.backing / "f").read_text() == "before,first"
+    with open(stage.mount.path / "f", "r+") as file:
+        file.seek(len("before,"))
+        file.write("again")
+    stage.share.clear()
+    assert stage.held() == {"f": b"before,again"}
+    assert listed(stage.mount) == []
+
+
+def test_another_appends_after_a_patch_was_cut_off(stage: Stage) -> None:
+    """Of bytes that only the share has, or else the file would be published whole."""
+    (stage.backing / "g").write_text("before,")
+    wait_until((stage.mount.path / "g").exists, "it is seen")
+    with open(stage.mount.path / "g", "r+") as file:
+        file.write("B")
+    stage.share.fail(["write"], errno.EIO, match=stage.match("g"))
+    with pytest.raises(AssertionError):
+        stage.mount.flush(timeout=1)
+    append(stage.backing / "g", "theirs")
+    stage.share.clear()
+    with contextlib.suppress(AssertionError):  # the rest of ours was in the file that was changed
+        stage.mount.flush(timeout=5)
+    assert (stage.backing / "g").read_text() == "before,theirs"
+    assert [row["kind"] for row in listed(stage.mount)] == ["both kept"]
+
+
+def _ignored(call: Callable[..., object], *args: object) -> None:
+    with contextlib.suppress(WbcacheError):
+        call(*args)

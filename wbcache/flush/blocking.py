@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import NamedTuple, ParamSpec
 
 from wbcache.flush.errors import NOT_SETTABLE
@@ -116,14 +117,29 @@ def append_range(
     return whole
 
 
-def same_range(source: int, target: Descriptor, start: int, stop: int) -> bool:
-    """Whether a range of a cache file and of a file on the share hold the same bytes."""
+class Found(Enum):
+    """What a range of a file on the share holds, beside the same of a cache file."""
+
+    SAME = auto()
+    HOLES = auto()
+    """The same, or zeros: not all of it arrived."""
+    OTHER = auto()
+
+
+def compare_range(source: int, target: Descriptor, start: int, stop: int) -> Found:
+    """Compare a range of a cache file and of a file on the share."""
+    result = Found.SAME
     while start < stop:
         count = min(_PIECE, stop - start)
-        if os.pread(source, count, start) != calls.pread(target, count, start):
-            return False
+        ours, theirs = os.pread(source, count, start), calls.pread(target, count, start)
+        if ours != theirs:
+            if len(ours) != len(theirs) or any(
+                there for here, there in zip(ours, theirs, strict=True) if here != there
+            ):
+                return Found.OTHER
+            result = Found.HOLES
         start += count
-    return True
+    return result
 
 
 XATTRS = "extended attributes"

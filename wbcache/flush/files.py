@@ -19,22 +19,11 @@ import trio
 from wbcache.extents import END, Extents
 from wbcache.flush import blocking
 from wbcache.flush.attributes import AttributeSender
-from wbcache.flush.blocking import (
-    CHUNK,
-    Accepts,
-    Attempts,
-    ConflictError,
-)
+from wbcache.flush.blocking import CHUNK, Accepts, Attempts, ConflictError, Found
 from wbcache.flush.errors import is_full
 from wbcache.flush.transfer import SupersededError, Transfer
 from wbcache.journal import Intent
-from wbcache.node import (
-    META_TIMES,
-    Content,
-    Directory,
-    Node,
-    Signature,
-)
+from wbcache.node import META_TIMES, Content, Directory, Node, Signature
 from wbcache.share import calls
 from wbcache.share.descriptor import Descriptor
 from wbcache.tree import Name
@@ -47,6 +36,9 @@ ROUNDS = 3
 
 IN_PLACE = -1
 """As a signature's mtime: a change in place was begun, and the share may show any part of it."""
+
+_PATCH = 1
+"""Then, as its inode number: not one that only appends."""
 
 
 class FileFlusher:
@@ -469,7 +461,8 @@ class FileFlusher:
         accepts = self.accepts(node)
         redirty = Extents(*content.writing)
         content.redirty += (redirty,)
-        intent = Signature(size if grows else END, IN_PLACE, 0)
+        longest = size if grows else max(size, base.size if base is not None else 0)
+        intent = Signature(longest, IN_PLACE, 0 if grows else _PATCH)
         before, opened = node.sent, False
         try:
             with volume.using(content) as fd:  # it may be replaced meanwhile
@@ -478,12 +471,7 @@ class FileFlusher:
                 file, found = await share.work(blocking.open_for_update, parent, name, accepts)
                 opened = True
                 if grows and base is not None and found.size > base.size:
-                    # Left over from an earlier try, and perhaps overwritten here since.
-                    same = found.size <= size and await share.work(
-                        blocking.same_range, fd, file, base.size, found.size
-                    )
-                    if not same:
-                        await share.work(os.ftruncate, file.fd, base.size)
+                    await self._take_over(node, content, fd, file, found.size, size)
                 if found.size > limit and not grows:
                     await share.work(os.ftruncate, file.fd, limit)
                 fresh = base.size if grows and base is not None else limit
@@ -559,6 +547,20 @@ class FileFlusher:
 
         volume.commit_outcome(node, extra=store)
 
+    async def _take_over(
+        self, node: Node, content: Content, fd: int, file: Descriptor, length: int, size: int
+    ) -> None:
+        """The share's file has grown: by an earlier try, perhaps of what has changed here since, or
+        by another writer: raises ConflictError."""
+        share, base = self._share, node.base
+        start = base.size if base is not None else 0
+        left = await share.work(blocking.compare_range, fd, file, start, min(length, size))
+        rewritten = content.cuts or content.writing or not node.append_only
+        if left is Found.OTHER and not rewritten:
+            raise ConflictError
+        if left is not Found.SAME or length > size:
+            await share.work(os.ftruncate, file.fd, start)
+
 
 def _keep_written(content: Content, dirty: Extents, size: int) -> None:
     """What threads are writing just now is dirty: were we killed, it could be on the disk."""
@@ -583,8 +585,7 @@ def _explains(known: Signature, found: Signature, base: Signature | None) -> boo
     if known.mtime_ns == IN_PLACE:
         if base is not None and found.ino != base.ino:
             return False  # what is changed in place stays the same file
-        if known.size == END:
-            return True
-        return base is not None and base.size <= found.size <= known.size
+        shortest = base.size if base is not None and known.ino != _PATCH else 0
+        return base is not None and shortest <= found.size <= known.size
     # The share may keep times more coarsely than we send them.
     return known.size == found.size and 0 <= known.mtime_ns - found.mtime_ns < 2_000_000_000
