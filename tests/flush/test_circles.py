@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import trio
+import trio.testing
+
 from tests.volumes import QUICK, mounted
 from tests.waiting import wait_until_async
 from wbcache.config import FlushConfig
+from wbcache.flush import blocking
 from wbcache.flush.cycles import circles, way_out
 from wbcache.flush.plan import Planner, SetAttributes, Step, Wait
-from wbcache.node import Node
+from wbcache.node import Directory, Node
 from wbcache.tree import Item, Tree
 
 NOT_BY_ITSELF = replace(QUICK, flush=FlushConfig(idle_delay=3600.0, max_age=3600.0))
@@ -81,3 +87,32 @@ async def test_a_large_circle_is_found_with_few_plans(tmp_path: Path) -> None:
         found = way_out(planner, tree, waiting, circle, wait=waiting.__setitem__)
         assert found is not None and found[0] in nodes
         assert planner.asked < 5 * many
+
+
+async def test_those_that_wait_in_vain_come_to_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory's attributes wait for what is made in it, and that for the directory."""
+    (tmp_path / "share").mkdir()
+
+    def refuse(*args: object, **named: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(blocking, "make_directory", refuse)
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache")) as mount:
+        at: Node = mount.volume.tree.root
+        nodes = []
+        for name in (b"refused", b"outer", b"inner"):
+            assert isinstance(at, Directory)
+            at = await mount.filesystem.names.mkdir(at, name, 0o755, 0, 0)
+            nodes.append(at)
+        for node in nodes:
+            await mount.filesystem.attributes.set_xattr(node, b"user.test", b"value")
+        mount.flusher.drain()
+        await wait_until_async(lambda: at.in_vain is not None, "all wait for the refused one")
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked()
+        assert nodes[0].trouble and nodes[1].in_vain and nodes[2].in_vain
+        monkeypatch.undo()
+        await mount.drain()
+        assert (tmp_path / "share" / "refused" / "outer" / "inner").is_dir()

@@ -56,6 +56,9 @@ SMALL = 1 << 20
 CIRCLES = 1.0
 """Seconds between looks for items that wait for each other while others are under way."""
 
+LONGEST_CIRCLE = 1000
+"""Items that wait in vain for each other, and are noticed to do so for no reason any more."""
+
 BATCH = 1000
 """Changed items looked at in one go, so that operations of the mount are served in between."""
 
@@ -315,9 +318,9 @@ class Flusher:
         while workers.idle_small and (item := self._next()) is not None:
             self._is_ready.discard(item)
             self._waiting.pop(item, None)
-            self._in_vain(item, None)
             due = self.timing.due(item)
             if due is None or due > self._volume.clock():
+                self._in_vain(item, None)
                 self._logs.pass_over(item)
                 if due is not None:
                     self._schedule(item)
@@ -325,6 +328,8 @@ class Flusher:
             if isinstance(item, Node) and self.timing.expire(item):
                 continue
             plan = self.planner.plan(item)
+            if not isinstance(plan, Wait):
+                self._in_vain(item, None)
             if not isinstance(plan, InPlace) and plan != Wait(item):
                 self._logs.pass_over(item)
             if plan is None:
@@ -380,11 +385,10 @@ class Flusher:
             self._volume.forget_if_gone(item)
 
     def _wait(self, item: Item, on: Item | None) -> None:
+        self._in_vain(item, on if on is not None and self._leads_nowhere(on, item) else None)
         self._waiting[item] = on
         if on is None:
             return
-        if self.is_hopeless(on):
-            self._in_vain(item, on)
         self._waiters.setdefault(on, set()).add(item)
         if on != item and on not in self._waiting and on not in self._is_ready:
             # What others wait for is due, whatever its own time.
@@ -396,15 +400,37 @@ class Flusher:
                 change.pulled = True
                 self._schedule(on)
 
+    def _leads_nowhere(self, on: Item, item: Item) -> bool:
+        """Whether whoever waits for ``on`` waits in the end for something quarantined, and not for
+        ``item``, whatever was noted of either before.
+
+        Nothing changes while that is found out. To note that an item does not wait in vain, and
+        then that it does all the same, would have others look again, and so on without an end.
+        """
+        seen: set[Item | None] = {item}
+        at: Item | None = on
+        while at is not None and at not in seen:
+            state = at if isinstance(at, Node) else self._tree.changes.get(at)
+            if state is None or not (state.trouble or state.in_vain):
+                return False
+            if state.trouble or at not in self._waiting or len(seen) > LONGEST_CIRCLE:
+                return True
+            seen.add(at)
+            at = self._waiting[at]
+        return False
+
     def _in_vain(self, item: Item, on: Item | None) -> None:
         """Note that an item waits for something quarantined (None: it does not any more).
 
         Whoever waits for it in turn, without having to, does so no longer.
         """
         state = item if isinstance(item, Node) else self._tree.changes.get(item)
-        if state is None or (on is None) == (state.in_vain is None):
+        if state is None or (on is None and state.in_vain is None):
             return
+        was_in_vain = state.in_vain is not None
         state.in_vain = None if on is None else self._reason(on)
+        if was_in_vain == (on is not None):
+            return
         if isinstance(item, Node):
             self._tree.account(item)
         self._wake_waiters(item)
