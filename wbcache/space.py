@@ -168,6 +168,11 @@ class Space:
         """Something moved towards the share: whoever waits for room does not wait in vain."""
         self._moved_at = self._clock()
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether nothing has moved for as long as anybody is to wait."""
+        return self._clock() - self._moved_at >= self._patience
+
     # -- looking -------------------------------------------------------------------------------
 
     def look(self) -> None:

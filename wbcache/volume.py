@@ -12,8 +12,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
@@ -21,8 +21,8 @@ import trio
 from wbcache import remembered
 from wbcache.config import Config
 from wbcache.conflicts import Conflicts
-from wbcache.extents import END, Extents
-from wbcache.frozen import FrozenCopy
+from wbcache.extents import END
+from wbcache.frozen import Freezer
 from wbcache.journal import EXTENT_DIRTY, Journal
 from wbcache.node import Content, Directory, Node, Signature
 from wbcache.policy import Policies
@@ -89,11 +89,7 @@ class Volume:
         """Set when what the last daemon left unanswered on the share is known."""
         self.delivered: list[Node] = []
         """While somebody waits for room: what the share may just have got bytes of."""
-        self.frozen: dict[Content, trio.Event] = {}
-        """Generations whose writers wait for a local copy; set when they may go on."""
         self._step_done = trio.Event()
-        self.write_done = trio.Event()
-        """Replaced and set whenever a threaded write ends."""
         self.starved: set[Item] = set()
         """What the share had no room for when it was tried last."""
         self.strays: list[tuple[Directory, bytes]] = []
@@ -112,6 +108,13 @@ class Volume:
             if node.content is not None:
                 self.space.used += node.content.blocks
         self.space.look()
+        self.freezer = Freezer(
+            self.space,
+            store.directory,
+            self.local_lane,
+            self.using,
+            patience=config.share.deadline,
+        )
         names = min(remembered.MAX_NAMES, self.space.limit // 20 // remembered.NAME_BYTES)
         self.remembered = remembered.Remembered(tree, journal, max_names=names)
         self.retired = Retired(store, self.space, self.local_lane)
@@ -363,53 +366,6 @@ class Volume:
         if node.content is content:
             return node.size
         return os.fstat(self.store.fd(content)).st_size if content.exists else 0
-
-    @asynccontextmanager
-    async def freeze(self, content: Content) -> AsyncIterator[Callable[[], None]]:
-        """Have a generation's writers wait until the block is left, or what it gets is called."""
-        while content in self.frozen:
-            await self.frozen[content].wait()
-        self.frozen[content] = thawed = trio.Event()
-
-        def thaw() -> None:
-            if self.frozen.get(content) is thawed:
-                del self.frozen[content]
-            thawed.set()
-
-        try:
-            while content.writing:
-                await self.write_done.wait()
-            yield thaw
-        finally:
-            thaw()
-
-    @asynccontextmanager
-    async def frozen_copy(
-        self, node: Node, content: Content, redirty: Extents, ranges: list[tuple[int, int]]
-    ) -> AsyncIterator[FrozenCopy]:
-        """What was rewritten during a transfer, as of one instant.
-
-        The writers wait for a local copy; if there is no room for one, until the block is left.
-        """
-        async with self.freeze(content) as thaw:
-            wanted = Extents(*ranges, *redirty)
-            redirty.remove(0, END)
-            size = self.size_of(node, content)
-            copy = FrozenCopy(size, wanted.overlap(0, size))
-            if not content.exists or not self.space.take(copy.length):
-                with self.using(content) as copy.source:
-                    yield copy
-                return
-            try:
-                with copy:
-                    with self.using(content) as fd:
-                        await trio.to_thread.run_sync(
-                            copy.fill, self.store.directory, fd, limiter=self.local_lane
-                        )
-                    thaw()
-                    yield copy
-            finally:
-                self.space.settle(copy.length, 0)
 
     @contextmanager
     def temporary(self, directory: Directory) -> Iterator[bytes]:

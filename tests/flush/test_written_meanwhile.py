@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.volumes import Mounted, mounted
+from tests.volumes import QUICK, Mounted, mounted
+from tests.waiting import wait_until_async
 from wbcache.filesystem import Changes
 from wbcache.filesystem.files import INLINE_LIMIT
+from wbcache.flush import blocking
 from wbcache.flush.transfer import SupersededError
 from wbcache.node import Content, Node
 
@@ -151,3 +155,48 @@ async def test_what_is_looked_at_while_it_is_written_is_looked_at_again(tmp_path
         content.writing = ()
         await mount.drain()
         assert node.dirty is None
+
+
+async def test_a_full_cache_and_a_share_that_hangs_hold_up_no_writer_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for a copy the writers wait for the share; not when it does nothing."""
+    (tmp_path / "share").mkdir()
+    config = replace(QUICK, share=replace(QUICK.share, deadline=0.2))
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache"), config=config) as mount:
+        node, content = await _make(mount)
+        volume, files = mount.volume, mount.filesystem.files
+        monkeypatch.setattr(volume.space, "take", lambda count: False)
+        work, sends, hang = volume.share.work, 0, trio.Event()
+
+        async def work_meanwhile(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            nonlocal sends
+            if call is blocking.copy_range:
+                sends += 1
+                if content in volume.freezer:
+                    await hang.wait()
+                else:  # it is rewritten faster than it moves
+                    await files.write(node, 0, b"%02d" % sends)
+            return await work(call, *args, **named)
+
+        monkeypatch.setattr(volume.share, "work", work_meanwhile)
+        volume.space.look()
+        async with trio.open_nursery() as nursery:
+            outcome: list[int | None] = []
+
+            async def copy() -> None:
+                try:
+                    await mount.flusher.files.copy(node, volume.tree.root)
+                except OSError as error:
+                    outcome.append(error.errno)
+
+            nursery.start_soon(copy)
+            await wait_until_async(lambda: content in volume.freezer, "it is frozen")
+            with trio.fail_after(20):
+                await files.write(node, 0, b"on")
+            hang.set()
+        assert outcome == [errno.EAGAIN]
+        monkeypatch.undo()
+        mount.flusher.suspended = False
+        await mount.drain()
+        assert (tmp_path / "share" / "file").read_bytes() == b"on" + DATA[2:]

@@ -130,6 +130,8 @@ class Evictor:
             content = node.content
             if content is None or not content.clean or not _may_lose_bytes(node):
                 continue
+            if content in volume.freezer:
+                continue  # perhaps until the share answers
             before = content.blocks
             if not (node.dirty or node.content_dirty or content.pins or node.busy):
                 self._drop(node)
@@ -153,7 +155,7 @@ class Evictor:
 
     async def _punch(self, node: Node, content: Content) -> None:
         volume = self._volume
-        async with volume.freeze(content):
+        async with volume.freezer.freeze(content):
             if node.content is not content or not _may_lose_bytes(node):
                 return
             ranges, kept = list(content.clean), content.clean.copy()

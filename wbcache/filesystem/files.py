@@ -136,9 +136,9 @@ class Files:
             raise error(errno.EFBIG)
         room = -(-stop // BLOCK) * BLOCK
         while True:
-            if volume.frozen:
-                while node.content in volume.frozen:
-                    await volume.frozen[node.content].wait()
+            if volume.freezer:
+                while node.content in volume.freezer:
+                    await volume.freezer.until_thawed(node.content)
             content = node.content
             if content is None:
                 content = volume.content_for_write(node)
@@ -148,7 +148,7 @@ class Files:
                 taken = room - offset // BLOCK * BLOCK
                 if not volume.space.take(taken):
                     await volume.space.wait(taken, small=_is_small(content, length))
-                    if content is not node.content or content in volume.frozen:
+                    if content is not node.content or content in volume.freezer:
                         volume.space.settle(taken, 0)
                         continue
             try:
@@ -199,8 +199,7 @@ class Files:
             at = content.writing.index(span)
             content.writing = content.writing[:at] + content.writing[at + 1 :]
             volume.unpin(content)
-            done, volume.write_done = volume.write_done, trio.Event()
-            done.set()
+            volume.freezer.write_ended()
 
     def _written(self, node: Node, content: Content, start: int, stop: int) -> None:
         if node.content is not content:
@@ -229,10 +228,10 @@ class Files:
             return
         marked = False
         while True:
-            if node.content in volume.frozen:
-                await volume.frozen[node.content].wait()
+            if node.content in volume.freezer:
+                await volume.freezer.until_thawed(node.content)
             elif node.content is not None and node.content.writing:
-                await volume.write_done.wait()
+                await volume.freezer.until_written(node.content)
             elif not marked and node.content is not None and size < node.content.synced:
                 # After a power loss what is written in place of durable bytes must not be taken for
                 # them.
@@ -351,8 +350,7 @@ class Files:
         """Make a file's bytes and attributes survive a power loss. Raises EIO if they can't be."""
         volume, content = self._volume, node.content
         if content is not None:
-            while content.writing:
-                await volume.write_done.wait()
+            await volume.freezer.until_written(content)
             if content.unsynced_error:
                 raise error(errno.EIO)
             if content.fresh:

@@ -231,6 +231,8 @@ class Failures:
         if not volume.capabilities.chmod or state is None or state.retries >= _TRIES_TO_GET_IN:
             return False
         worth_it = False
+        # What is to get its own mode has not got it yet.
+        self._let_in = {d for d in self._let_in if d.meta & META_MODE and d.slinks}
         for parent, name in dict.fromkeys(at for d in directories(step) for at in _way_to(d)):
             directory = parent.share.get(name)
             if not isinstance(directory, Directory):

@@ -234,7 +234,8 @@ class FileFlusher:
         else:
             # It is rewritten faster than it moves. The writers are blocked for as long as a local
             # copy of the rest takes, never for the share.
-            async with volume.frozen_copy(node, content, transfer.redirty, ranges) as frozen:
+            size_of = partial(volume.size_of, node, content)
+            async with volume.freezer.copy(content, transfer.redirty, ranges, size_of) as frozen:
                 longest = max(longest, transfer.size)
                 transfer.size = min(frozen.size, transfer.limit)
                 for start, stop in frozen.ranges:
