@@ -158,7 +158,7 @@ async def mounted(
             flusher = Flusher(volume, filesystem.listings.gone)
 
             async def settle_and_flush() -> None:
-                await settle_intents(volume, loaded)
+                await settle_intents(volume, loaded, flusher.failures.inherit)
                 await flusher.run()
 
             nursery.start_soon(settle_and_flush)

@@ -68,7 +68,7 @@ class SteppedWorld(Operations):
         self.attach(volume, fs, flusher)
         self.recall(volume.tree.root)
         self.tasks = Tasks()
-        self.tasks.start_soon(settle_intents, volume, loaded)
+        self.tasks.start_soon(settle_intents, volume, loaded, flusher.failures.inherit)
 
     def recall(self, directory: Directory) -> None:
         """Use all that was remembered: it has to be right without another look."""

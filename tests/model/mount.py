@@ -133,7 +133,7 @@ class Mount:
         nursery.start_soon(self._probe)
 
     async def _settle_and_flush(self, loaded: Loaded) -> None:
-        await settle_intents(self.volume, loaded)
+        await settle_intents(self.volume, loaded, self.flusher.failures.inherit)
         await self.flusher.run()
 
     async def _probe(self) -> None:

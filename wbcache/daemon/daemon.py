@@ -234,7 +234,7 @@ class Daemon:
         await self._announced.wait()  # very many dirty files must not delay it
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tidy)  # the share may be long in coming
-            await settle_intents(self._volume, self._loaded)
+            await settle_intents(self._volume, self._loaded, self._flusher.failures.inherit)
             nursery.cancel_scope.cancel()
         await self._flusher.run()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 import trio
 
@@ -25,12 +26,18 @@ RETRY = 5.0
 """Seconds between two tries when the share does not answer as it should."""
 
 
-async def settle_intents(volume: Volume, loaded: Loaded) -> None:
-    """Take over what had happened on the share, and queue left-over temporaries for removal."""
+async def settle_intents(
+    volume: Volume, loaded: Loaded, inherit: Callable[[list[Intent]], None]
+) -> None:
+    """Take over what had happened on the share, and queue left-over temporaries for removal.
+
+    ``inherit`` gets what can't be known while the share refuses to tell where something is.
+    """
     settler = Settler(volume, FileFlusher(volume))
     unsettled = [volume.tree.nodes.get(intent.ino) for _, intent in loaded.intents]
+    left: list[Intent] = []
     while loaded.intents:
-        later, failed = [], False
+        later, failed, withheld = [], False, False
         for identity, intent in loaded.intents:
             try:
                 await settler.settle(intent)
@@ -38,27 +45,28 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
                 # A directory on the way to it is perhaps what another of them has renamed.
                 later.append((identity, intent))
             except OSError as error:
-                if refused(error) and intent.kind != "rename":
+                if not refused(error):
+                    log.info("recovery waits for the share: %s", error)
+                    failed = True
+                elif intent.kind == "rename":
+                    withheld = True  # that is waited for, though not by everybody
+                else:
                     # It will never say. What was sent still explains what it shows, and the change
-                    # is made again; where a rename left something has to be known first.
+                    # is made again.
                     volume.report(
                         f"what became of a change of {_name(volume, intent)!r} is not known:"
                         f" {describe(error)}"
                     )
                     continue
-                if refused(error):
-                    volume.report_once(
-                        f"nothing is flushed before the share tells where {_name(volume, intent)!r}"
-                        f" is: {describe(error)}"
-                    )
-                log.info("recovery waits for the share: %s", error)
                 later.append((identity, intent))
-                failed = True
             else:
                 settler.forget(identity, intent)
         if failed:
             await trio.sleep(RETRY)
         elif len(later) == len(loaded.intents):
+            if withheld:
+                left = [intent for _, intent in later]
+                break
             # Their directories are gone, and whatever was done in them: it was made sure that the
             # share is there.
             for identity, intent in later:
@@ -66,10 +74,13 @@ async def settle_intents(volume: Volume, loaded: Loaded) -> None:
             break
         loaded.intents = later
     loaded.intents = []
+    inherit(left)
+    kept = {intent.ino for intent in left}
     for node in filter(None, unsettled):
-        node.busy = False
-        volume.tree.touch_item(node)
-        volume.forget_if_gone(node)
+        if node.ino not in kept:
+            node.busy = False
+            volume.tree.touch_item(node)
+            volume.forget_if_gone(node)
     settler.finish()
     held = {link for node in volume.tree.nodes.values() for link in node.slinks}
     for directory, name in loaded.temporaries:

@@ -188,8 +188,10 @@ class Listings:
                 # Known from an earlier mount, which may be long ago.
                 try:
                     await self._stat(node)
-                except TimeoutError:
-                    pass
+                except FileNotFoundError:
+                    raise
+                except OSError as error:
+                    log.debug("attributes of inode %d stay as they were: %s", node.ino, error)
                 return
             if node not in self._stats:
                 self._stats[node] = done = trio.Event()

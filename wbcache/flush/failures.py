@@ -7,7 +7,8 @@ import logging
 import os
 import random
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 
 import trio
 
@@ -28,6 +29,7 @@ from wbcache.flush.plan import (
     directories,
 )
 from wbcache.flush.settling import Settler
+from wbcache.journal import Intent
 from wbcache.node import META_MODE, OWNER_ALL, Directory, Node
 from wbcache.share import calls
 from wbcache.tree import Item, Name
@@ -56,6 +58,10 @@ class Failures:
         self.withheld: dict[Node, trio.Event] = {}
         """Nodes that may have been renamed, and the share refuses to tell where they are; set, it
         is asked again at once."""
+        self.inherited: dict[Node, tuple[ExitStack, list[Name]]] = {}
+        """The same of what the last daemon did; what ends with that, and the names it may have."""
+        self.heirs: list[Node] = []
+        """Those for which nobody has begun to wait yet."""
         self.wait: Callable[[float, trio.Event], Awaitable[None]] = _wait
 
     async def find_out(self, node: Node) -> None:
@@ -68,6 +74,33 @@ class Failures:
             await self._find_out(node)
         finally:
             self.ask_again(node)
+
+    def inherit(self, intents: Iterable[Intent]) -> None:
+        """The share refuses to tell what the last daemon did, or that has to be known before more
+        can be asked: until `settle_inherited` these count as steps that are under way."""
+        nodes = self._tree.nodes
+        for intent in intents:
+            node, directory = nodes.get(intent.ino), nodes.get(intent.parent)
+            if node is None or not isinstance(directory, Directory):
+                continue
+            if node not in self.inherited:
+                self.inherited[node] = (ExitStack(), [])
+                self.inherited[node][0].enter_context(self._volume.share.moving(node))
+                self.heirs.append(node)
+                node.busy = True
+            self.inherited[node][1].append((directory, intent.name))
+            directory.arriving[intent.name] = node
+
+    async def settle_inherited(self, node: Node) -> None:
+        """Wait until it is known what the last daemon did with a node."""
+        await self.find_out(node)
+        moving, names = self.inherited.pop(node)
+        moving.close()
+        for directory, name in names:
+            directory.arriving.pop(name, None)
+        node.busy = False
+        self._tree.touch_item(node)
+        self._volume.forget_if_gone(node)
 
     def ask_again(self, node: Node) -> None:
         """It is not quarantined any more because the share refused to tell where it is."""

@@ -213,7 +213,9 @@ class Flusher:
     def running(self) -> int:
         """Steps under way, with those of which the share will tell the outcome, and removals of
         temporaries."""
-        return self._steps - len(self.failures.withheld) + self.sweeper.running
+        failures = self.failures
+        unknown = len(failures.inherited) - len(failures.withheld)
+        return self._steps + unknown + self.sweeper.running
 
     @property
     def is_tidying(self) -> bool:
@@ -243,6 +245,8 @@ class Flusher:
 
     def turn(self, nursery: trio.Nursery) -> float:
         """Start every step that may be started now; returns when the next item is due."""
+        while self.failures.heirs:
+            nursery.start_soon(self._settle_inherited, self.failures.heirs.pop())
         self.room.look()
         self._take_touched()
         now = self._volume.clock()
@@ -503,6 +507,10 @@ class Flusher:
         self._tree.touch_item(node)
         self.hurry()
         self._volume.forget_if_gone(node)
+
+    async def _settle_inherited(self, node: Node) -> None:
+        await self.failures.settle_inherited(node)
+        self.hurry()
 
     async def _find_out(self, node: Node) -> None:
         """See what became of a step that failed. Other steps go on whatever the cache disk says."""
