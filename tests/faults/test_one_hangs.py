@@ -101,3 +101,26 @@ def test_the_rest_is_flushed(share: FaultShare, tmp_path: Path, large: bool) -> 
         share.release()
         mount.flush()
         assert contents(tmp_path) == contents(top)
+
+
+def test_files_that_hang_while_they_are_closed(share: FaultShare, tmp_path: Path) -> None:
+    """The share's client may ask the server at each close; nobody waits for that."""
+    with Mounted(share.mountpoint, config=CONFIG) as mount, ThreadPoolExecutor(1) as pool:
+        top = mount.path
+        for number in range(3):
+            os.mkdir(top / f"made-{number}")
+        files = [open(top / "hangs" / f"{number}") for number in range(3)]  # noqa: SIM115
+        for file in files:
+            assert file.read() == "hangs"
+        share.hang(["flush"], match="hangs/*")
+        for file in files:
+            file.close()
+        share.wait_hung("flush", count=3)
+        for number in range(3):
+            written = pool.submit((top / f"made-{number}" / "file").write_text, "goes on")
+            assert written.result(10)
+        wait_until((tmp_path / "made-0" / "file").exists, "it is flushed")
+        share.clear()
+        share.release()
+        mount.flush()
+        assert contents(tmp_path) == contents(top)

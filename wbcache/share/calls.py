@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from wbcache.node import Signature, storable_ino, storable_time
 from wbcache.share import statx
-from wbcache.share.descriptor import Descriptor
+from wbcache.share.descriptor import Descriptor, FileDescriptor
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -130,13 +130,13 @@ def open_file(parent: Descriptor, name: bytes, flags: int) -> Descriptor:
     found = open_path(parent, name)
     if not stat.S_ISREG(os.fstat(found.fd).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(name))
-    return Descriptor(os.open(proc_path(found), flags | _OPEN_FILE))
+    return FileDescriptor(os.open(proc_path(found), flags | _OPEN_FILE))
 
 
 def create(parent: Descriptor, name: bytes, mode: int) -> Descriptor:
     """Make a new file and open it for reading and writing."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _OPEN_FILE
-    return Descriptor(os.open(name, flags, mode, dir_fd=parent.fd))
+    return FileDescriptor(os.open(name, flags, mode, dir_fd=parent.fd))
 
 
 def pread(file: Descriptor, size: int, offset: int) -> bytes:
