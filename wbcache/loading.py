@@ -162,6 +162,7 @@ class _Loader:
                 # directory's own row is newer, its times may have been set since.
                 if time_ns > directory.ctime:
                     directory.mtime = directory.ctime = time_ns
+                    tree.stamped.add(directory)
                 if here is not None:
                     here.ctime = max(here.ctime, time_ns)
 

@@ -55,6 +55,9 @@ class Tree:
         """Dirty nodes that are not counted, by the directories they are in: those still written,
         quarantined, or waiting in vain. They hold back only removals near them."""
         self.skipped = Skipped()
+        self.stamped: set[Node] = set()
+        """Directories in which a name was changed since their row was written. The name's row tells
+        when that was, for as long as the share has not got the name."""
         self.touched: set[Item] = set()
         """What changed since the flusher last looked."""
         self.wake: Callable[[], None] = lambda: None

@@ -163,6 +163,11 @@ class Volume:
 
     def commit_outcome(self, *items: Item, extra: Callable[[], None] | None = None) -> None:
         """Store what has happened on the share; it can't be undone, so it is tried again later."""
+        names = [item for item in items if not isinstance(item, Node)]
+        for directory, _ in names:
+            if directory in self.tree.stamped:
+                self.tree.stamped.discard(directory)
+                items = (*items, directory)
         try:
             self.journal.save(*items, extra=extra)
         except OSError as error:
@@ -201,6 +206,7 @@ class Volume:
             self.commit_outcome(extra=lambda: self.journal.drop_intents_of(node.ino))
         if not node.slinks and not node.lookups:
             self.tree.nodes.pop(node.ino, None)
+            self.tree.stamped.discard(node)
             if node.journaled:  # it was removed while a step on it was under way
                 self.commit_outcome(node)
 

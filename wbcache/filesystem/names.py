@@ -136,28 +136,29 @@ class Names:
         tree, now = self._tree, self._volume.clock()
         if directory.mode & stat.S_ISGID:
             node.gid = directory.gid
+        before = (directory.mtime, directory.ctime)
         tree.touch(node, now)
         tree.set_local(directory, name, node, now)
-        stamp = self._stamp(directory, node.mtime)
+        self._stamp(directory, node.mtime)
         self._volume.policy_changed(node)
         self._listings.made(directory, name)
 
         def undo() -> None:
             tree.set_local(directory, name, None, now)
-            stamp.undo()
+            directory.mtime, directory.ctime = before
             self._volume.forget_if_gone(node)
 
-        self._volume.commit(node, (directory, name), *stamp.stored, undo=undo)
+        self._volume.commit(node, (directory, name), undo=undo)
         return node
 
-    def _stamp(self, directory: Directory, now_ns: int) -> _Stamp:
+    def _stamp(self, directory: Directory, now_ns: int) -> None:
         """A name in a directory changed; times that were set before no longer matter."""
-        stamp = _Stamp(directory)
         directory.mtime = directory.ctime = now_ns
+        if directory.journaled:
+            self._tree.stamped.add(directory)
         if directory.meta & META_TIMES:
             directory.meta &= ~META_TIMES
             self._tree.touch_item(directory)
-        return stamp
 
     async def link(self, node: Node, directory: Directory, name: bytes) -> Node:
         """Give a node a further name."""
@@ -169,19 +170,18 @@ class Names:
         if not node.links:
             raise error(errno.ENOENT)
         tree, now = self._tree, self._volume.clock()
-        before = node.ctime
+        before = (directory.mtime, directory.ctime, node.ctime)
         tree.touch(node, now)
         tree.set_local(directory, name, node, now)
         node.ctime = time.time_ns()
-        stamp = self._stamp(directory, node.ctime)
+        self._stamp(directory, node.ctime)
         self._listings.made(directory, name)
 
         def undo() -> None:
             tree.set_local(directory, name, None, now)
-            node.ctime = before
-            stamp.undo()
+            directory.mtime, directory.ctime, node.ctime = before
 
-        self._volume.commit(node, (directory, name), *stamp.stored, undo=undo)
+        self._volume.commit(node, (directory, name), undo=undo)
         return node
 
     # -- removing ------------------------------------------------------------------------------
@@ -211,18 +211,17 @@ class Names:
 
     def _remove(self, directory: Directory, name: bytes, node: Node) -> None:
         tree, now = self._tree, self._volume.clock()
-        before = node.ctime
+        before = (directory.mtime, directory.ctime, node.ctime)
         tree.next_seq()
         tree.set_local(directory, name, None, now)
         node.ctime = time.time_ns()
-        stamp = self._stamp(directory, node.ctime)
+        self._stamp(directory, node.ctime)
 
         def undo() -> None:
             tree.set_local(directory, name, node, now)
-            node.ctime = before
-            stamp.undo()
+            directory.mtime, directory.ctime, node.ctime = before
 
-        self._volume.commit((directory, name), node, *stamp.stored, undo=undo)
+        self._volume.commit((directory, name), node, undo=undo)
         if not node.links:
             self._volume.forget_if_gone(node)
 
@@ -291,12 +290,15 @@ class Names:
         tree.set_local(new_dir, new, node, now)
         if exchange:
             tree.set_local(old_dir, old, target, now)
-        now_ns = time.time_ns()
-        before = [(n, n.ctime) for n in (node, target) if n is not None]
+        stamp = time.time_ns()
+        stamped = [n for n in (old_dir, new_dir, node, target) if n is not None]
+        before = [(n, n.mtime, n.ctime) for n in stamped]
         flags = [(n, n.renamed) for n, _ in moved if isinstance(n, Directory)]
-        stamps = [self._stamp(parent, now_ns) for parent in (old_dir, new_dir)]
-        for n, _ in before:
-            n.ctime = now_ns
+        for parent in (old_dir, new_dir):
+            self._stamp(parent, stamp)
+        node.ctime = stamp
+        if target is not None:
+            target.ctime = stamp
         for directory, _ in flags:
             if not directory.slinks:
                 directory.renamed = True
@@ -305,7 +307,6 @@ class Names:
             volume.policy_changed(n)
         items: list[Item] = [(old_dir, old), (new_dir, new)]
         items += [n for n, known in moved if not known or n.is_dir]
-        items += [parent for stamp in stamps for parent in stamp.stored]
         if target is not None and not exchange:
             items.append(target)
 
@@ -314,31 +315,11 @@ class Names:
             tree.set_local(old_dir, old, None, now)
             tree.set_local(old_dir, old, node, now)
             tree.set_local(new_dir, new, target, now)
-            for n, ctime in before:
-                n.ctime = ctime
-            for stamp in reversed(stamps):
-                stamp.undo()
+            for n, mtime, ctime in before:
+                n.mtime, n.ctime = mtime, ctime
             for directory, renamed in flags:
                 directory.renamed = renamed
 
         volume.commit(*items, undo=undo)
         if target is not None and not target.links:
             volume.forget_if_gone(target)
-
-
-class _Stamp:
-    """What a directory's times were before a name in it changed."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._times = (directory.mtime, directory.ctime)
-        self._meta = directory.meta
-        # Times that were set are stored. Were we killed, they must not come back.
-        is_set = (directory.meta | directory.sending) & META_TIMES
-        self.stored: list[Directory] = [directory] if is_set else []
-        """What to store together with the name."""
-
-    def undo(self) -> None:
-        """The name did not change after all."""
-        self._directory.mtime, self._directory.ctime = self._times
-        self._directory.meta = self._meta
