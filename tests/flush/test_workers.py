@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from tests.volumes import Mounted, mounted
+from tests.waiting import wait_until_async
 from wbcache.errors import CacheDiskError
 from wbcache.flush import blocking
 from wbcache.node import Node
@@ -136,3 +137,30 @@ async def test_a_journal_that_refuses_while_finding_out_ends_no_step(
             while mount.flusher.unfinished():
                 await trio.sleep(0.005)
         assert asked and (share / "file").read_bytes() == b"x" * 100
+
+
+async def test_what_was_refused_before_a_flush_was_asked_for_is_tried_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step was under way by then, and would have been the last for a long time."""
+    (tmp_path / "share").mkdir()
+    asked, go_on = threading.Event(), threading.Event()
+    make_directory = blocking.make_directory
+
+    def refuse(*args: object, **named: object) -> None:
+        monkeypatch.setattr(blocking, "make_directory", make_directory)
+        asked.set()
+        go_on.wait(20)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    async with mounted(str(tmp_path / "share"), str(tmp_path / "cache")) as mount:
+        monkeypatch.setattr(blocking, "make_directory", refuse)
+        node = await mount.filesystem.names.mkdir(mount.volume.tree.root, b"made", 0o755, 0, 0)
+        mount.flusher.drain()
+        await wait_until_async(asked.is_set, "it is being made")
+        mount.flusher.drain()
+        go_on.set()
+        await wait_until_async(lambda: bool(node.dirty is None or node.trouble), "it is answered")
+        assert not node.trouble
+        await mount.drain()
+        assert (tmp_path / "share" / "made").is_dir()

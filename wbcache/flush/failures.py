@@ -177,14 +177,15 @@ class Failures:
         self._gone(directory, name)
         return None
 
-    def note(self, item: Item, step: Step, error: OSError) -> None:
-        """A step failed: its item is tried again, or quarantined when the share refuses it."""
+    def note(self, item: Item, step: Step, error: OSError, *, is_final: bool) -> None:
+        """A step failed: its item is tried again, or quarantined when the share refuses it and the
+        answer ``is_final``."""
         volume = self._volume
         target: Node | object = item if isinstance(item, Node) else self._tree.changes.get(item)
         path = self._tree.path(step.node)
         text = f"{type(step).__name__} of {os.fsdecode(path)!r}: {describe(error)}"
         if isinstance(target, Node) or target is not None:
-            if refused(error) and not self._doubts(step, error):
+            if refused(error) and is_final and not self._doubts(step, error):
                 target.trouble = describe(error)  # type: ignore[attr-defined]
                 volume.report(f"quarantined: {text}")
                 if isinstance(target, Node):

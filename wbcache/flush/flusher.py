@@ -121,6 +121,7 @@ class Flusher:
 
     def pull(self, item: Item) -> None:
         """Make an item due at once; one that failed before is tried again."""
+        self._workers.orders += 1
         on: Item | None = item
         while on is not None:
             item = on
@@ -499,7 +500,7 @@ class Flusher:
                 if (at := _arrival(step)) is not None:
                     del at[0].arriving[at[1]], self.arriving[at]
                 self._logs.went(item)
-            await self._take_note(item, step, error)
+            await self._take_note(item, step, error, worker)
         finally:
             self._steps -= 1  # until now it was not known what else is to be done
         self._volume.step_ended(node, moved=error is None)
@@ -519,13 +520,14 @@ class Flusher:
         except Exception:
             log.exception("what became of inode %d stays unknown", node.ino)
 
-    async def _take_note(self, item: Item, step: Step, error: OSError | None) -> None:
+    async def _take_note(self, item: Item, step: Step, error: OSError | None, by: Worker) -> None:
         if error is None:
             step.node.retries = 0
         elif error.errno == errno.EACCES and await self.failures.make_way(item, step):
             pass  # it is tried again at once
         else:
-            self.failures.note(item, step, error)
+            # What was refused before a flush was asked for is tried once more for that.
+            self.failures.note(item, step, error, is_final=by.orders == self._workers.orders)
         self.room.ended(item, step, error)
         if error is not None and error.errno in MISPLACED:
             await self.failures.look_for_places(step)

@@ -22,6 +22,8 @@ class Worker:
 
     large: bool
     directories: list[Directory]
+    orders: int
+    """How often a flush had been asked for when the step began."""
     is_held: bool = True
     """The step has it, and nobody else can."""
     is_late: bool = False
@@ -35,6 +37,8 @@ class Workers:
         self._config = config
         self._large = 0
         self._small = 0
+        self.orders = 0
+        """How often a flush was asked for."""
         self._late: Counter[Directory] = Counter()
         self._late_steps = 0
 
@@ -60,7 +64,7 @@ class Workers:
             self._large += 1
         else:
             self._small += 1
-        return Worker(large, directories(step))
+        return Worker(large, directories(step), self.orders)
 
     def let_pass(self, worker: Worker) -> bool:
         """The share does not answer a step; returns whether another has its place now."""
