@@ -111,8 +111,13 @@ class Parity:
         yield cases
 
     def flush(self, *names: str, timeout: float = PATIENCE) -> None:
-        """Bring names in the mount to the share (none: what other tests have left too)."""
+        """Bring names in the mount to the share (none: what other tests have left too).
+
+        A flush does not wait for temporaries of what was removed on its way; this does.
+        """
         self.mount.flush(*names, timeout=timeout)
+        tops = [self.shared / name for name in names]
+        wait_until(lambda: not any(any(top.rglob(".wbcache-*")) for top in tops), "temporaries go")
 
     def build(self, cases: Sequence[Case], state: State) -> list[tuple[Path, Path, Path]]:
         """Build every case; (in the mount, native, on the share) for each."""
