@@ -124,3 +124,23 @@ def test_files_that_hang_while_they_are_closed(share: FaultShare, tmp_path: Path
         share.release()
         mount.flush()
         assert contents(tmp_path) == contents(top)
+
+
+def test_that_everything_hangs_is_noticed_though_something_did_before(share: FaultShare) -> None:
+    with Mounted(share.mountpoint, config=CONFIG) as mount:
+        top = mount.path
+        assert sorted(os.listdir(top)) == ["answers", "hangs"]
+        share.hang(None, match="hangs/*")
+        assert outcome(top / "hangs" / "0") == "Connection timed out"
+        wait_until(lambda: outcome(top / "answers" / "0") == "answers", "the rest answers")
+        wait_until(lambda: "some calls are not answered" in mount.log(), "it is told")
+        share.hang()
+
+        def is_noticed() -> bool:
+            outcome(top / "answers" / "1")
+            return bool(mount.status()["share"]["state"] == "not answering")
+
+        wait_until(is_noticed, "the share does not answer", 30)
+        share.clear()
+        share.release()
+        wait_until(lambda: outcome(top / "answers" / "1") == "answers", "it answers again", 30)

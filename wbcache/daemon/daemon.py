@@ -269,7 +269,8 @@ class Daemon:
             await trio.sleep(WATCH_INTERVAL)
             share.observe()
             self._flusher.let_pass()
-            if share.is_open and share.health.answering and share.health.waiting > WAITING_SECONDS:
+            patience = WATCH_INTERVAL if share.given_up else WAITING_SECONDS
+            if share.is_open and share.health.answering and share.health.waiting > patience:
                 with trio.move_on_after(share.lookup_deadline):
                     try:
                         await share.probe()

@@ -180,7 +180,8 @@ class Share:
                 partial(_attempt, call), limiter=place.limiter, abandon_on_cancel=True
             )
         except trio.Cancelled:
-            hangs_alone = self._given_up.since < self.health.last_answer
+            # While something is known to hang alone, only a probe tells of the share.
+            hangs_alone = subject is not None and self._given_up.since < self.health.last_answer
             self.health.abandoned(ticket, alone=hangs_alone)
             if place.is_taken and not place.is_over:
                 lane.give_up(place)
