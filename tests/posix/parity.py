@@ -117,7 +117,12 @@ class Parity:
         """
         self.mount.flush(*names, timeout=timeout)
         tops = [self.shared / name for name in names]
-        wait_until(lambda: not any(any(top.rglob(".wbcache-*")) for top in tops), "temporaries go")
+        wait_until(lambda: not any(map(self._temporaries, tops)), "temporaries go")
+
+    def _temporaries(self, top: Path) -> list[Path]:
+        """Names of wbcache's own on the share: a program may use such names as well."""
+        found = top.rglob(".wbcache-*")
+        return [p for p in found if not os.path.lexists(self.native / p.relative_to(self.shared))]
 
     def build(self, cases: Sequence[Case], state: State) -> list[tuple[Path, Path, Path]]:
         """Build every case; (in the mount, native, on the share) for each."""
